@@ -1,0 +1,42 @@
+"""A batch of token sequences: what goes into every model.
+
+Shapes: B rows, T tokens in the longest row.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from peftlab.errors import UserError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token ids with what says which of them are real. Padding may stand on either side."""
+
+    ids: Tensor
+    """[B, T] token ids"""
+    mask: Tensor
+    """[B, T] True at real tokens"""
+    segments: Tensor | None = None
+    """[B, T] 0 for the first text of a pair and its marks, 1 for the second; None is all 0"""
+    full: bool = field(init=False)
+    """no padding at all: attention then needs no mask. Found once here, so that no model asks the tensor."""
+
+    def __post_init__(self) -> None:
+        if self.ids.ndim != 2 or self.ids.numel() == 0:
+            raise UserError(f"the batch is empty: ids have shape {list(self.ids.shape)}, at least one row of one token is needed")
+        for name, tensor in (("mask", self.mask), ("segments", self.segments)):
+            if tensor is not None and tensor.shape != self.ids.shape:
+                raise UserError(f"{name} has shape {list(tensor.shape)}, ids have {list(self.ids.shape)}: they must be equal")
+        object.__setattr__(self, "mask", self.mask.bool())
+        object.__setattr__(self, "full", bool(self.mask.all()))
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on a device."""
+        segments = None if self.segments is None else self.segments.to(device)
+        return replace(self, ids=self.ids.to(device), mask=self.mask.to(device), segments=segments)

@@ -1,0 +1,23 @@
+"""A user's mistake, told in one sentence: what is wrong, where, and the nearest right choice.
+
+The CLI turns a `UserError` into that sentence and exit code 2; anything else is our own bug and keeps its traceback.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """What the user gave cannot be used; the message is one sentence that names it and what would be right."""
+
+
+def unknown(what: str, given: str, choices: Iterable[str]) -> UserError:
+    """The error for a name that is not among the choices, with the nearest one that is.
+
+    >>> print(unknown("base", "minilmm", ["minilm", "tiny"]))
+    unknown base 'minilmm': did you mean 'minilm'? (there are minilm, tiny)
+    """
+    choices = list(choices)
+    near = difflib.get_close_matches(given, choices, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UserError(f"unknown {what} {given!r}: {hint}(there are {', '.join(choices)})")
