@@ -26,10 +26,14 @@ class Batch:
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 2 or self.ids.numel() == 0:
-            raise UserError(f"the batch is empty: ids have shape {list(self.ids.shape)}, at least one row of one token is needed")
+            raise UserError(
+                f"the batch is empty: ids have shape {list(self.ids.shape)}, at least one row of one token is needed"
+            )
         for name, tensor in (("mask", self.mask), ("segments", self.segments)):
             if tensor is not None and tensor.shape != self.ids.shape:
-                raise UserError(f"{name} has shape {list(tensor.shape)}, ids have {list(self.ids.shape)}: they must be equal")
+                raise UserError(
+                    f"{name} has shape {list(tensor.shape)}, ids have {list(self.ids.shape)}: they must be equal"
+                )
         object.__setattr__(self, "mask", self.mask.bool())
         object.__setattr__(self, "full", bool(self.mask.all()))
 

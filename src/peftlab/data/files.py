@@ -1,0 +1,93 @@
+"""Files that are whole or not there: atomic writing, SHA-256, and the manifest that vouches for a folder.
+
+A reader never sees half a file, because what is written stands under a temporary name until it is complete and on the
+disk. The manifest is written last, so a folder whose manifest holds is a folder whose writing ended.
+
+    write_text(folder / "config.toml", text)
+    with replace_file(folder / "adapter.safetensors") as temporary:
+        save_file(tensors, temporary)
+    write_manifest(folder, ["config.toml", "adapter.safetensors"])
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from peftlab.errors import UserError
+
+MANIFEST = "peftlab-manifest.json"
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; it becomes `path` when the block ends, and vanishes if the block fails."""
+    # In the same folder, because a rename is atomic only within one file system; not `mkstemp`, whose files no one else
+    # may read.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        _flush(temporary, os.O_RDWR)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if os.name == "posix":  # elsewhere a folder cannot be opened, and a rename needs no flush of its own
+        _flush(path.parent, os.O_RDONLY)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write the whole file, or leave what was there."""
+    with replace_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the whole file as UTF-8, or leave what was there."""
+    write_bytes(path, text.encode())
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Write down the SHA-256 of each named file of the folder, and return them; to be called last."""
+    hashes = {name: sha256(folder / name) for name in sorted(names)}
+    write_text(folder / MANIFEST, json.dumps({"sha256": hashes}, indent=2) + "\n")
+    return hashes
+
+
+def check_manifest(folder: Path) -> dict[str, str]:
+    """The files that the folder's manifest names, each found to match its SHA-256; none if there is no manifest."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {}
+    try:
+        hashes: dict[str, str] = dict(json.loads(path.read_bytes())["sha256"])
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{path} is not a manifest: it was changed or damaged; fetch or save the folder again"
+        ) from None
+    for name, expected in hashes.items():
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name} is missing, and {MANIFEST} names it; fetch or save it again")
+        if sha256(folder / name) != expected:
+            raise UserError(
+                f"{folder / name} does not match its SHA-256 in {MANIFEST}: it was changed or damaged;"
+                " fetch or save it again"
+            )
+    return hashes
+
+
+def _flush(path: Path, mode: int) -> None:
+    """Ask the system to bring what was written to the disk."""
+    handle = os.open(path, mode)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

