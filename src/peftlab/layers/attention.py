@@ -1,0 +1,134 @@
+"""Attention: softmax(score(Q, K)) V, over several heads, from one sequence to itself or to another.
+
+Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; the three scores after Luong et al. 2015 (arXiv 1508.04025).
+`attend` reads like the equation and gives every intermediate; `forward` takes torch's fused kernel unless
+somebody looks.
+
+    python -m pytest tests/layers/test_attention.py
+
+Shapes: B rows, T tokens (Tq of the queries, Tk of the keys), D model width, H heads, d = D / H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peftlab.errors import UserError
+from peftlab.layers.linear import Linear
+from peftlab.layers.site import KVSite, Route, hide_empty_sites
+
+
+class Dot(nn.Module):
+    """score = QKᵀ."""
+
+    def __init__(self, heads: int, width: int) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, q: Tensor) -> Tensor:
+        return q
+
+
+class Scaled(Dot):
+    """score = QKᵀ / √d, so that its variance does not grow with d."""
+
+    def __init__(self, heads: int, width: int) -> None:
+        super().__init__(heads, width)
+        self.scale = width**-0.5
+
+
+class Weighted(Dot):
+    """score = (QW)Kᵀ, the bilinear form with a matrix W [d, d] a head that is learned."""
+
+    def __init__(self, heads: int, width: int) -> None:
+        super().__init__(heads, width)
+        self.weight = nn.Parameter(torch.eye(width).repeat(heads, 1, 1) * width**-0.5)
+
+    def forward(self, q: Tensor) -> Tensor:
+        return q @ self.weight
+
+
+SCORES: dict[str, Callable[[int, int], Dot]] = {"dot": Dot, "scaled": Scaled, "weighted": Weighted}
+
+
+class Look(NamedTuple):
+    """Everything that attention computes on its way, for those who look."""
+
+    q: Tensor
+    """[B, H, Tq, d] queries"""
+    k: Tensor
+    """[B, H, Tk, d] keys; those of a prefix come first"""
+    v: Tensor
+    """[B, H, Tk, d] values"""
+    scores: Tensor
+    """[B, H, Tq, Tk] before the softmax; −∞ where the mask forbids"""
+    weights: Tensor
+    """[B, H, Tq, Tk] after it; each row sums to 1, or to 0 where nothing may be seen"""
+    mixed: Tensor
+    """[B, H, Tq, d] the weighted sums of the values"""
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, dropout: float = 0.0) -> Look:
+    """softmax(QKᵀ · scale) V, step by step. A query that may see nothing yields zeros, not NaN."""
+    scores = q @ k.transpose(-2, -1) * scale
+    if mask is None:
+        weights = scores.softmax(-1)
+    else:
+        # the smallest finite number instead of −∞ keeps a row of nothing free of NaN, in the gradient too
+        weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~mask, 0.0)
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return Look(q, k, v, scores, weights, F.dropout(weights, dropout) @ v)
+
+
+class Attention(nn.Module):
+    """Multi-head attention: from x to itself, or to `memory` (cross-attention)."""
+
+    def __init__(self, dim: int, heads: int, score: str = "scaled", dropout: float = 0.0, bias: bool = True) -> None:
+        super().__init__()
+        if dim % heads:
+            raise UserError(f"{heads} heads do not divide a width of {dim}: the width must be a multiple of the heads")
+        self.heads, self.dropout = heads, dropout
+        self.q = Linear(dim, dim, bias)
+        self.k = Linear(dim, dim, bias)
+        self.v = Linear(dim, dim, bias)
+        self.score = SCORES[score](heads, dim // heads)
+        self.kv = KVSite()
+        self.o = Linear(dim, dim, bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        mask: Tensor | None = None,
+        route: Route | None = None,
+        looks: list[Look] | None = None,
+    ) -> Tensor:
+        """x [B, Tq, D], memory [B, Tk, D], mask [B, 1, Tq or 1, Tk] → [B, Tq, D].
+
+        With a list for `looks` the slow path runs and leaves its `Look` there.
+        """
+        memory = x if memory is None else memory
+        q, k, v = self.q(x, route), self.k(memory, route), self.v(memory, route)
+        k, v, mask = self.kv(k, v, mask, route)
+        q, k, v = self.score(self.split(q)), self.split(k), self.split(v)
+        dropout = self.dropout if self.training else 0.0
+        if looks is None:
+            mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=self.score.scale)
+        else:
+            looks.append(attend(q, k, v, self.score.scale, mask, dropout))
+            mixed = looks[-1].mixed
+        return self.o(mixed.transpose(1, 2).flatten(2), route)
+
+    def split(self, t: Tensor) -> Tensor:
+        """[B, T, D] → [B, H, T, d]: head h takes the h-th slice of the width."""
+        return t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, dropout={self.dropout}"
+
+    __repr__ = hide_empty_sites

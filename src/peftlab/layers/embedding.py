@@ -1,0 +1,151 @@
+"""Embedding: token + position + segment vectors, then norm, dropout and, where the widths differ, a projection.
+
+Positions are fixed sinusoids (Vaswani et al. 2017, section 3.5), a learned table (Devlin et al. 2018), or none.
+
+Shapes: B rows, T tokens, n virtual tokens, E embedding width, D model width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from peftlab.data.batch import Batch
+from peftlab.errors import UserError
+from peftlab.layers.linear import Linear
+from peftlab.layers.residual import Absent
+from peftlab.layers.site import Route, TokensSite, hide_empty_sites
+
+
+def sinusoids(count: int, dim: int) -> Tensor:
+    """[count, dim]: sin(t / 10000^(2i/dim)) at the even places, cos at the odd ones."""
+    t = torch.arange(count, dtype=torch.float64, device="cpu")[:, None]
+    rate = 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim)
+    return torch.stack([torch.sin(t * rate), torch.cos(t * rate)], -1).flatten(1)[:, :dim].float()
+
+
+class Table(nn.Embedding):
+    """A learned vector for each number."""
+
+    def reset_parameters(self) -> None:
+        """As `Linear.reset_parameters`."""
+        if not self.weight.is_meta:
+            super().reset_parameters()
+
+
+class SinusoidalPositions(nn.Module):
+    """Fixed: not a parameter and not part of a checkpoint."""
+
+    def __init__(self, count: int, dim: int) -> None:
+        super().__init__()
+        self.count = count
+        self.register_buffer("table", sinusoids(count, dim), persistent=False)
+        self.table: Tensor
+
+    def forward(self, positions: Tensor, mask: Tensor) -> Tensor | float:
+        """[B, T] → [B, T, E]."""
+        return self.table[positions]
+
+    def extra_repr(self) -> str:
+        return f"{self.count}, {self.table.shape[1]}"
+
+
+class LearnedPositions(Table):
+    """A table. With `offset` k its first k rows are reserved, the last of them for padding (RoBERTa: k = 2)."""
+
+    def __init__(self, count: int, dim: int, offset: int = 0) -> None:
+        super().__init__(offset + count, dim)
+        self.count, self.offset = count, offset
+
+    def forward(self, positions: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        """[B, T] → [B, T, E]."""
+        if self.offset:
+            positions = torch.where(mask, positions + self.offset, self.offset - 1)
+        return super().forward(positions)
+
+
+class NoPositions(nn.Module):
+    """The ablation: a bag of words."""
+
+    def __init__(self, count: int, dim: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, positions: Tensor, mask: Tensor) -> Tensor | float:
+        return 0.0
+
+
+class Embedded(NamedTuple):
+    """What the blocks are given."""
+
+    x: Tensor
+    """[B, n + T, D]"""
+    mask: Tensor
+    """[B, n + T] True at real and at used virtual tokens"""
+    full: bool
+    """no padding in `mask`"""
+    virtual: int
+    """n"""
+    first: Tensor
+    """[B] the place that a head reads as the row's first"""
+
+
+class Embedding(nn.Module):
+    """Token ids to vectors. It receives its parts; a part that a family lacks is None or passes its input on."""
+
+    def __init__(
+        self,
+        words: Table,
+        positions: nn.Module,
+        segments: Table | None,
+        norm: nn.Module,
+        dropout: float,
+        project: Linear | None = None,
+    ) -> None:
+        super().__init__()
+        self.words = words
+        self.tokens = TokensSite()
+        self.positions = positions
+        self.segments = segments
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+        self.project = project or Absent()
+
+    def forward(self, batch: Batch, route: Route | None = None) -> Embedded:
+        B, T = batch.ids.shape
+        virtual = self.tokens(B, route)
+        self.check_length(T, 0 if virtual is None else virtual.room)
+        x, mask, full, n = self.words(batch.ids), batch.mask, batch.full, 0
+        # positions count from the row's first real token, so that padding on the left changes nothing
+        start = mask.int().argmax(1)
+        positions = torch.arange(T, device=x.device)[None]
+        if not full:
+            positions = (positions - start[:, None]).clamp(min=0)
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if batch.segments is None else self.segments(batch.segments))
+        if virtual is None:
+            x, first = x + self.positions(positions, mask), start
+        else:
+            n, used = virtual.vectors.shape[1], virtual.mask.sum(1)
+            x = x + self.positions(positions + virtual.shift[:, None], mask)
+            slots = (virtual.mask.cumsum(1) - 1).clamp(min=0)
+            placed = virtual.placed[:, None, None] * self.positions(slots, virtual.mask)
+            vectors = virtual.vectors + (0.0 if self.segments is None else self.segments.weight[0]) + placed
+            x = torch.cat([vectors.to(x.dtype), x], 1)
+            mask, full = torch.cat([virtual.mask, mask], 1), full and virtual.full
+            first = torch.where(virtual.placed & (used > 0), n - used, n + start)
+        x = self.project(self.dropout(self.norm(x, mask, route)), route)
+        return Embedded(x, mask, full, n, first)
+
+    def check_length(self, T: int, room: int) -> None:
+        """More tokens than positions is the user's mistake, told before the lookup fails."""
+        if T + room > self.positions.count:  # type: ignore[operator]
+            extra = f" behind {room} virtual tokens" if room else ""
+            raise UserError(
+                f"a text of {T} tokens{extra} is longer than the model's {self.positions.count} positions: "
+                "shorten it, or encode it with truncate=True"
+            )
+
+    __repr__ = hide_empty_sites

@@ -1,0 +1,50 @@
+"""The position-wise feed-forward network, W₂ · activation(W₁x + b₁) + b₂: the same two matrices at every token.
+
+Vaswani et al. 2017 (arXiv 1706.03762), section 3.3.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peftlab.errors import unknown
+from peftlab.layers.linear import Linear
+from peftlab.layers.site import Route
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "swish": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+def activation_named(name: str) -> Callable[[Tensor], Tensor]:
+    """The activation function of a name, or an error with the nearest one."""
+    if name not in ACTIVATIONS:
+        raise unknown("activation", name, ACTIVATIONS)
+    return ACTIVATIONS[name]
+
+
+class FeedForward(nn.Module):
+    """x [..., D] → [..., inner] → [..., D]; `inner` may also be narrower than D."""
+
+    def __init__(self, dim: int, inner: int, activation: str = "gelu", dropout: float = 0.0) -> None:
+        super().__init__()
+        self.activation = activation_named(activation)
+        self.name = activation
+        self.up = Linear(dim, inner)
+        self.dropout = nn.Dropout(dropout)
+        self.down = Linear(inner, dim)
+
+    def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
+        return self.down(self.dropout(self.activation(self.up(x, route))), route)
+
+    def extra_repr(self) -> str:
+        return self.name

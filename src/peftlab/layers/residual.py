@@ -1,0 +1,85 @@
+"""Residual connections: the one place where pre-norm, post-norm or no residual at all is decided.
+
+    post   norm(x + f(x))     Vaswani et al. 2017 (arXiv 1706.03762): BERT
+    pre    x + f(norm(x))     Xiong et al. 2020 (arXiv 2002.04745): GPT-2, ViT
+    none   norm(f(x))         the ablation
+
+Each wraps one sublayer f. What the block does with f's output y is `join`; the site lies just before it.
+
+Shapes: B rows, T tokens, D width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from peftlab.layers.site import Route, SublayerSite, hide_empty_sites
+
+
+class Residual(nn.Module):
+    """A sublayer with its norm, dropout and site: three ways to put them together."""
+
+    def __init__(self, dim: int, sublayer: nn.Module, norm: nn.Module, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dim = dim
+        self.sublayer = sublayer
+        self.dropout = nn.Dropout(dropout)
+        self.out = SublayerSite()
+        self.norm = norm
+
+    __repr__ = hide_empty_sites
+
+
+class PostNorm(Residual):
+    """norm(x + f(x))."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None, route: Route | None = None, **inputs: Any) -> Tensor:
+        """x [B, T, D]; `real` [B, T] is True at real tokens; `inputs` are the sublayer's own."""
+
+        def join(y: Tensor) -> Tensor:
+            return self.norm(x + y, real, route)
+
+        y = self.dropout(self.sublayer(x, route=route, **inputs))
+        return join(self.out(y, x, join, route))
+
+
+class PreNorm(Residual):
+    """x + f(norm(x))."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None, route: Route | None = None, **inputs: Any) -> Tensor:
+        """As `PostNorm.forward`."""
+
+        def join(y: Tensor) -> Tensor:
+            return x + y
+
+        received = self.norm(x, real, route)
+        y = self.dropout(self.sublayer(received, route=route, **inputs))
+        return join(self.out(y, received, join, route))
+
+
+class NoResidual(Residual):
+    """norm(f(x))."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None, route: Route | None = None, **inputs: Any) -> Tensor:
+        """As `PostNorm.forward`."""
+
+        def join(y: Tensor) -> Tensor:
+            return self.norm(y, real, route)
+
+        y = self.dropout(self.sublayer(x, route=route, **inputs))
+        return join(self.out(y, x, join, route))
+
+
+class Absent(nn.Module):
+    """In the place of a sublayer that a model does without: passes x on."""
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        return x
+
+
+RESIDUALS: dict[str, Callable[[int, nn.Module, nn.Module, float], Residual]] = {
+    "post": PostNorm,
+    "pre": PreNorm,
+    "none": NoResidual,
+}

@@ -1,0 +1,318 @@
+"""Sites: the places of a model where a method may add something, and how several additions combine there.
+
+A model declares its sites in its own code. Each kind fixes what an addition is given and how additions combine, so that
+methods can be mixed and the base never changes its shape or its keys. An empty site is the identity.
+
+| kind     | an addition is called with                            | combine     |
+|----------|-------------------------------------------------------|-------------|
+| tokens   | the number of rows; gives `Virtual` tokens            | prepend     |
+| linear   | x, y0 = xWᵀ + b, W, b; gives what is added to y0      | sum         |
+| kv       | the number of rows; gives `KeysValues`                | concatenate |
+| sublayer | y, x, join; gives the new y                           | in order    |
+| norm     | scale and shift; gives their changes                  | sum         |
+| head     | `States`; gives logits                                | one a row   |
+
+Which additions act is decided outside `forward`: the names in `site.active`, the same for every row, or a `Route`, in
+which each row names its own adapter and the members of one group are stacked into one batched addition.
+
+Shapes: B rows, T tokens, D model width, n virtual tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, order=True)
+class Address:
+    """Where a site is, independent of any published naming: `encoder.3.self.q`, `encoder.embedding.tokens`."""
+
+    stack: str
+    """encoder or decoder"""
+    layer: int | None
+    """the block's number from the input, None outside the blocks"""
+    sublayer: str
+    """self, cross or ff; outside the blocks embedding or pooler; empty for the model's own"""
+    part: str
+    """q, k, v, o, kv, up, down, norm, out, tokens, head …"""
+
+    def __str__(self) -> str:
+        layer = "" if self.layer is None else str(self.layer)
+        return ".".join(piece for piece in (self.stack, layer, self.sublayer, self.part) if piece)
+
+
+class States(NamedTuple):
+    """What a head reads."""
+
+    first: Tensor
+    """[B, D] the hidden state of each row's first token (of its first virtual token where the layout says so)"""
+    hidden: Tensor
+    """[B, T, D] the real tokens' hidden states"""
+    mask: Tensor
+    """[B, T] True at real tokens"""
+    pooled: Tensor | None
+    """[B, D] what the base's own pooler makes of `first`"""
+
+
+class Virtual(NamedTuple):
+    """Virtual tokens to stand before the real ones, left-padded where rows have different numbers of them."""
+
+    vectors: Tensor
+    """[B, n, E] in the space of the token embedding"""
+    mask: Tensor
+    """[B, n] True where a slot is used"""
+    placed: Tensor
+    """[B] True: the virtual tokens take the first positions, and the head reads the first of them"""
+    shift: Tensor
+    """[B] by how much the positions of the real tokens move"""
+    full: bool
+    """every slot is used, so that no mask is needed"""
+    room: int
+    """the largest shift of any row: how many positions are needed beyond the real tokens' own"""
+
+
+class KeysValues(NamedTuple):
+    """Keys and values to stand before those of the tokens."""
+
+    keys: Tensor
+    """[B, n, D]"""
+    values: Tensor
+    """[B, n, D]"""
+    mask: Tensor | None
+    """[B, n] True where a slot is used; None: all are"""
+
+
+class Addition(nn.Module):
+    """What a method puts into a site: a module that is called as its site's kind says."""
+
+    @property
+    def group(self) -> Any:
+        """Additions of equal group can be stacked into one; whatever is not a tensor belongs into it."""
+        return type(self)
+
+    @property
+    def size(self) -> int:
+        """The dimension that differs between members of a group (a rank, a width, a number of tokens)."""
+        return 0
+
+    def mixed(self, rows: Sequence[Any], size: int) -> Callable[..., Any]:
+        """One addition that treats row b as `rows[b]` does, or not at all where that is None; padded to `size`.
+
+        The rows are members of this addition's group; it lends their shapes where no row is.
+        """
+        raise NotImplementedError(type(self).__name__)
+
+    def merged(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The weight and bias that do the same without this addition; only where `mergeable`."""
+        raise NotImplementedError(type(self).__name__)
+
+    mergeable: ClassVar[bool] = False
+
+    def folded(self) -> Addition:
+        """The same addition without what only training needs."""
+        return self
+
+
+@dataclass(frozen=True)
+class Route:
+    """Which addition acts on which row: built outside the compiled graph, read inside it."""
+
+    rows: int
+    parts: dict[str, tuple[Callable[..., Any], ...]] = field(default_factory=dict)
+    """address → the mixed additions that act there, one a group"""
+
+
+class Site(nn.ModuleDict):
+    """An empty place with an address; additions are kept by their adapter's name."""
+
+    kind: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.address = Address("", None, "", "")
+        self.key = ""
+        self.active: tuple[str, ...] = ()
+        self.sizes: dict[Any, int] = {}
+
+    def put(self, name: str, addition: Addition) -> None:
+        """Place an addition. Past `add_module`, which refuses names that a ModuleDict has as attributes (`keys`)."""
+        self._modules[name] = addition
+        self.sizes[addition.group] = max(self.sizes.get(addition.group, 0), addition.size)
+
+    def remove(self, name: str) -> None:
+        """Take an addition away again."""
+        del self._modules[name]
+        self.active = tuple(other for other in self.active if other != name)
+        self.sizes = {}
+        for other, addition in list(self.items()):
+            self.put(other, addition)  # type: ignore[arg-type]
+
+    def acting(self, route: Route | None) -> Sequence[Callable[..., Any]]:
+        """The additions that act in this pass, in order."""
+        if route is None:
+            return [self._modules[name] for name in self.active]
+        return route.parts.get(self.key, ())
+
+    def mix(self, names: Sequence[str | None], stable: bool) -> tuple[Callable[..., Any], ...]:
+        """The mixed additions for rows that name their adapters.
+
+        `stable`: also the groups that no row names, at the largest size of any member, so that shapes depend on what
+        is attached and not on the names, and a compiled model is not compiled again for each mix.
+        """
+        rows = [None if name is None else self.get(name) for name in names]
+        likes: dict[Any, Any] = {row.group: row for row in (self.values() if stable else rows) if row is not None}
+        sizes = self.sizes if stable else {}
+        parts = []
+        for group, like in likes.items():
+            members = [row if row is not None and row.group == group else None for row in rows]
+            size = sizes.get(group) or max(row.size for row in members if row is not None)
+            parts.append(like.mixed(members, size))
+        return tuple(parts)
+
+    def get(self, name: str) -> Addition | None:
+        """The addition of an adapter, None if it has none here."""
+        return self._modules.get(name)  # type: ignore[return-value]
+
+
+class TokensSite(Site):
+    """Virtual tokens before the real ones."""
+
+    kind = "tokens"
+
+    def forward(self, rows: int, route: Route | None = None) -> Virtual | None:
+        """The virtual tokens of all that act, the first in front."""
+        parts: list[Virtual] = [addition(rows) for addition in self.acting(route)]
+        if not parts:
+            return None
+        return Virtual(
+            vectors=torch.cat([part.vectors for part in parts], 1),
+            mask=torch.cat([part.mask for part in parts], 1),
+            placed=torch.stack([part.placed for part in parts]).any(0),
+            shift=torch.stack([part.shift for part in parts]).sum(0),
+            full=all(part.full for part in parts),
+            room=sum(part.room for part in parts),
+        )
+
+
+class LinearSite(Site):
+    """On a linear map."""
+
+    kind = "linear"
+
+    def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, route: Route | None = None) -> Tensor:
+        """y0 and the sum of what is added to it."""
+        changes = [addition(x, y, weight, bias) for addition in self.acting(route)]
+        for change in changes:
+            y = y + change
+        return y
+
+
+class KVSite(Site):
+    """Keys and values before those of the tokens."""
+
+    kind = "kv"
+
+    def forward(
+        self, keys: Tensor, values: Tensor, mask: Tensor | None, route: Route | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys and values [B, n + T, D] with the added ones in front, and the mask [B, 1, ?, n + T] that fits them."""
+        B = keys.shape[0]
+        for addition in reversed(self.acting(route)):
+            added: KeysValues = addition(B)
+            n, T = added.keys.shape[1], keys.shape[1]
+            keys = torch.cat([added.keys.to(keys.dtype), keys], 1)
+            values = torch.cat([added.values.to(values.dtype), values], 1)
+            if mask is not None or added.mask is not None:
+                rest = keys.new_ones(B, 1, 1, T, dtype=torch.bool) if mask is None else mask
+                front = rest.new_ones(B, n) if added.mask is None else added.mask
+                mask = torch.cat(
+                    [front[:, None, None].expand(-1, -1, rest.shape[2], -1), rest.expand(B, -1, -1, -1)], 3
+                )
+        return keys, values, mask
+
+
+class SublayerSite(Site):
+    """On a sublayer's output, before the block joins it to its input."""
+
+    kind = "sublayer"
+
+    def forward(self, y: Tensor, x: Tensor, join: Callable[[Tensor], Tensor], route: Route | None = None) -> Tensor:
+        """The sublayer's output, changed by each addition in turn. `join` is what the block does with it afterwards."""
+        for addition in self.acting(route):
+            y = addition(y, x, join)
+        return y
+
+
+class NormSite(Site):
+    """On a norm's scale and shift."""
+
+    kind = "norm"
+
+    def forward(self, scale: Tensor, shift: Tensor, route: Route | None = None) -> tuple[Tensor, Tensor]:
+        """Scale and shift with the sum of their changes: [D], or [B, 1, D] where rows differ."""
+        changes = [addition(scale, shift) for addition in self.acting(route)]
+        for scale_change, shift_change in changes:
+            scale, shift = scale + scale_change, shift + shift_change
+        return scale, shift
+
+
+class Logits(NamedTuple):
+    """What a head gives, for rows that may have different numbers of labels."""
+
+    scores: Tensor
+    """[B, L] L is the largest number of labels of any row; beyond a row's own they mean nothing"""
+    counts: Tensor | None
+    """[B] how many labels each row has, 0 without a head; None: all have L"""
+
+
+class HeadSite(Site):
+    """What a task reads off the model."""
+
+    kind = "head"
+
+    def forward(self, states: States, route: Route | None = None) -> Logits | None:
+        """The logits of the head that was activated last, or of each row's own."""
+        acting = self.acting(route)
+        if not acting:
+            return None
+        if route is None:
+            return Logits(acting[-1](states), None)
+        parts: list[Logits] = [head(states) for head in acting]
+        widest = max(part.scores.shape[1] for part in parts)
+        scores = torch.stack([F.pad(part.scores, (0, widest - part.scores.shape[1])) for part in parts]).sum(0)
+        return Logits(scores, torch.stack([part.counts for part in parts if part.counts is not None]).sum(0))
+
+
+def hide_empty_sites(module: nn.Module) -> str:
+    """A module's `repr` without its empty sites, so that a model prints as the paper draws it."""
+    shown = object.__new__(type(module))
+    shown.__dict__ = dict(module.__dict__)
+    shown.__dict__["_modules"] = {
+        name: child for name, child in module._modules.items() if not (isinstance(child, Site) and len(child) == 0)
+    }
+    return nn.Module.__repr__(shown)
+
+
+GLUE = {"blocks", "sublayer", "site"}
+SUBLAYERS = {"self_attention": "self", "cross_attention": "cross", "feedforward": "ff"}
+
+
+def name_sites(stack: nn.Module, name: str) -> None:
+    """Give each site of an encoder or a decoder its address, from where it stands in the module tree."""
+    for path, module in stack.named_modules():
+        if isinstance(module, Site):
+            pieces = [SUBLAYERS.get(piece, piece) for piece in path.split(".") if piece not in GLUE]
+            layer = int(pieces.pop(0)) if pieces[0].isdigit() else None
+            module.address = Address(name, layer, ".".join(pieces[:-1]), pieces[-1])
+            module.key = str(module.address)
+
+
+def sites(model: nn.Module) -> Iterator[Site]:
+    """All sites of a model, in the order in which the data passes them."""
+    return (module for module in model.modules() if isinstance(module, Site))
