@@ -1,0 +1,5 @@
+"""`python -m peftlab` is `peftlab`."""
+
+from peftlab.cli import main
+
+main()

@@ -1,0 +1,70 @@
+"""A base: a pretrained model with its tokenizer, by short name, folder or hub id.
+
+base = load("minilm")
+out = base.model(base.encode([("a premise", "a hypothesis")]))
+base.save("folder")        # what `transformers` loads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from peftlab.data.batch import Batch
+from peftlab.data.files import check_manifest, write_manifest
+from peftlab.data.sources import fetch_base
+from peftlab.data.tokenizer import Tokenizer
+from peftlab.models.encoder import Encoder, EncoderConfig
+from peftlab.models.pretrained import load_checkpoint, save_checkpoint
+
+
+@dataclass(frozen=True, repr=False)
+class Base:
+    """What `load` gives."""
+
+    name: str
+    """what it was loaded by"""
+    model: Encoder
+    tokenizer: Tokenizer
+    family: str
+    """the published family: bert, roberta, electra, distilbert"""
+    settings: dict[str, Any]
+    """the checkpoint's own config.json, kept for writing it again"""
+
+    @property
+    def config(self) -> EncoderConfig:
+        """The model's configuration."""
+        return self.model.config
+
+    def encode(
+        self,
+        texts: str | Sequence[str | tuple[str, str]],
+        truncate: bool = False,
+        pad_side: Literal["left", "right"] = "right",
+    ) -> Batch:
+        """Texts, or pairs of texts, to a batch on the model's device; a text longer than the positions is an error
+        unless `truncate` cuts it."""
+        batch = self.tokenizer.encode(texts, max_length=self.config.max_length, truncate=truncate, pad_side=pad_side)
+        return batch.to(self.model.embedding.words.weight.device)
+
+    def save(self, folder: str | Path) -> None:
+        """Write model, configuration and tokenizer as `transformers` reads them, with a manifest of their SHA-256."""
+        folder = Path(folder)
+        names = save_checkpoint(self.model, self.family, self.settings, folder)
+        write_manifest(folder, [*names, *self.tokenizer.save(folder)])
+
+    def __repr__(self) -> str:
+        c = self.config
+        count = sum(tensor.numel() for tensor in self.model.base_state().values())
+        shape = f"{c.layers} layers, {c.dim} wide, {c.heads} heads, {c.vocab:,} tokens"
+        return f"Base({self.name!r}: {self.family}, {shape}, {count / 1e6:.1f}M parameters)"
+
+
+def load(name: str | Path) -> Base:
+    """A base by short name (`minilm`), folder, or hub id (`owner/name`), in evaluation mode."""
+    folder = fetch_base(str(name))
+    check_manifest(folder)
+    model, family, settings = load_checkpoint(folder)
+    return Base(str(name), model, Tokenizer.load(folder), family, settings)

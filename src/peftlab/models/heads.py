@@ -1,0 +1,143 @@
+"""Heads: what a task reads off a model's states. A head sits in the model's head site, one a row.
+
+A classifier's shape is that of its family in `transformers`, so that it can be loaded there: BERT maps the pooled token
+linearly, RoBERTa, ELECTRA and DistilBERT put a dense layer with an activation before.
+
+Shapes: B rows, T tokens, D width, L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from peftlab.errors import UserError, unknown
+from peftlab.layers.feedforward import ACTIVATIONS
+from peftlab.layers.site import Addition, Logits, States
+from peftlab.models.model import Model
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """One label a row."""
+
+    labels: int | tuple[str, ...]
+    """how many, or their names"""
+    pool: Literal["first", "mean"] = "first"
+    """what is read: the first token (what `transformers` loads) or the mean of the real tokens"""
+    dropout: float = 0.1
+    """before each linear map"""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.labels, int):
+            object.__setattr__(self, "labels", tuple(self.labels))
+        if self.count < 1:
+            raise UserError(f"labels is {self.labels!r}: a classifier needs at least one label")
+        if self.pool not in POOLS:
+            raise unknown("pool", self.pool, POOLS)
+
+    @property
+    def count(self) -> int:
+        """The number of labels."""
+        return self.labels if isinstance(self.labels, int) else len(self.labels)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The labels' names; LABEL_0 … where none were given, as `transformers` does."""
+        return tuple(f"LABEL_{i}" for i in range(self.count)) if isinstance(self.labels, int) else self.labels
+
+    def build(self, model: Model) -> Addition:
+        """The module for a model's head site."""
+        config: Any = model.config
+        pooled = config.head == "linear" and config.pooler and self.pool == "first"
+        linear = config.head == "linear" and (config.pooler or self.pool == "mean")
+        # a BERT without its pooler learns one: tanh of a dense layer
+        activation = None if linear else {"linear": "tanh"}.get(config.head, config.head)
+        return ClassifierHead(
+            config.dim, self.count, "pooled" if pooled else self.pool, activation, self.dropout, config.init_std
+        )
+
+
+POOLS: dict[str, Callable[[States], Tensor]] = {
+    "first": lambda states: states.first,
+    "mean": lambda states: (
+        (states.hidden * states.mask[..., None]).sum(1) / states.mask.sum(1, keepdim=True).clamp(min=1)
+    ),
+    "pooled": lambda states: states.pooled,  # type: ignore[dict-item, return-value]
+}
+
+
+class ClassifierHead(Addition):
+    """pool → (dense → activation →) out."""
+
+    def __init__(self, dim: int, labels: int, pool: str, activation: str | None, dropout: float, std: float) -> None:
+        super().__init__()
+        self.pool, self.activation, self.drop = pool, activation, dropout
+        self.dense = None if activation is None else nn.Linear(dim, dim)
+        self.out = nn.Linear(dim, labels)
+        for layer in (self.dense, self.out):
+            if layer is not None:
+                nn.init.normal_(layer.weight, std=std)
+                nn.init.zeros_(layer.bias)
+
+    @property
+    def group(self) -> Any:
+        return (ClassifierHead, self.pool, self.activation)
+
+    @property
+    def size(self) -> int:
+        return self.out.out_features
+
+    def forward(self, states: States) -> Tensor:
+        """[B, L]."""
+        x = F.dropout(POOLS[self.pool](states), self.drop, self.training)
+        if self.dense is not None and self.activation is not None:
+            x = F.dropout(ACTIVATIONS[self.activation](self.dense(x)), self.drop, self.training)
+        return self.out(x)
+
+    def mixed(self, rows: Sequence[ClassifierHead | None], size: int) -> Callable[[States], Logits]:
+        def gather(name: str, size: int | None = None) -> Tensor:
+            return stack(
+                [None if row is None else row.get_parameter(name) for row in rows], self.get_parameter(name), size
+            )
+
+        dense = None if self.dense is None else (gather("dense.weight"), gather("dense.bias"))
+        weight, bias = gather("out.weight", size), gather("out.bias", size)
+        counts = torch.tensor([0 if row is None else row.size for row in rows], device=weight.device)
+        return MixedHeads(self.pool, self.activation, dense, weight, bias, counts)
+
+
+@dataclass(frozen=True)
+class MixedHeads:
+    """A head a row: [B, D] · [B, L, D]."""
+
+    pool: str
+    activation: str | None
+    dense: tuple[Tensor, Tensor] | None
+    weight: Tensor
+    bias: Tensor
+    counts: Tensor
+
+    def __call__(self, states: States) -> Logits:
+        x = POOLS[self.pool](states)
+        if self.dense is not None and self.activation is not None:
+            x = ACTIVATIONS[self.activation](torch.einsum("bd,bed->be", x, self.dense[0]) + self.dense[1])
+        return Logits(torch.einsum("bd,bld->bl", x, self.weight) + self.bias, self.counts)
+
+
+def stack(rows: Sequence[Tensor | None], like: Tensor, size: int | None = None) -> Tensor:
+    """[B, …] from one tensor a row, zeros where there is none, the first dimension padded with zeros to `size`."""
+    size = like.shape[0] if size is None else size
+    empty = like.new_zeros(size, *like.shape[1:])
+    padded = [empty if row is None else row if row.shape[0] == size else pad_rows(row, size) for row in rows]
+    return torch.stack(padded)
+
+
+def pad_rows(tensor: Tensor, size: int) -> Tensor:
+    """Zeros below the last row, up to `size` rows."""
+    return torch.cat([tensor, tensor.new_zeros(size - tensor.shape[0], *tensor.shape[1:])])

@@ -1,0 +1,122 @@
+"""What every model has in common: its output, its sites by address, and routes through them.
+
+Shapes: B rows, T tokens, D width, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from peftlab.errors import UserError, unknown
+from peftlab.layers.site import Addition, Address, Route, Site, hide_empty_sites
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a model gives for a batch."""
+
+    hidden: Tensor
+    """[B, T, D] the last hidden states of the batch's tokens, without virtual ones"""
+    pooled: Tensor | None = None
+    """[B, D] what the base's own pooler makes of the first token; None where the family has none"""
+    attention: tuple[Tensor, ...] | None = None
+    """one [B, H, T, T] a layer, on request; columns of virtual tokens come first"""
+    scores: Tensor | None = None
+    """[B, L] the heads' output, as wide as the widest; `logits` is what to read"""
+    counts: Tensor | None = None
+    """[B] how many of a row's scores count; None: all"""
+
+    @property
+    def logits(self) -> Any:
+        """[B, labels]; a list of [labels] where rows differ in them, with None for a row without a head."""
+        if self.scores is None or self.counts is None:
+            return self.scores
+        counts = self.counts.tolist()
+        if len(set(counts)) == 1:
+            return self.scores[:, : counts[0]] if counts[0] else None
+        return [row[:count] if count else None for row, count in zip(self.scores, counts, strict=True)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A site with what it is part of: a method looks there for widths and weights."""
+
+    site: Site
+    owner: nn.Module
+    """the module that has the site as an attribute"""
+
+    @property
+    def address(self) -> Address:
+        """Where the site is."""
+        return self.site.address
+
+
+@dataclass
+class Attached:
+    """What a model remembers of an adapter."""
+
+    method: Any
+    """its hyper-parameters"""
+    head: Any = None
+    """its head's, None without one"""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """what its file said about it"""
+
+
+class Model(nn.Module):
+    """A base with sites. Subclasses name their sites when they are built (`layers.site.name_sites`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters: dict[str, Attached] = {}
+        self.active: tuple[str, ...] = ()
+        self.originals: dict[str, dict[str, Tensor | None]] = {}
+        """address → weight and bias as they were before merging; empty: nothing is merged"""
+        self.merged: tuple[str, ...] = ()
+
+    def places(self) -> dict[str, Place]:
+        """Every site by its address with its owner, in the order in which the data passes them."""
+        found = {}
+        for owner in self.modules():
+            for child in owner.children():
+                if isinstance(child, Site):
+                    found[child.key] = Place(child, owner)
+        return {site.key: found[site.key] for site in self.modules() if isinstance(site, Site)}
+
+    def sites(self) -> dict[str, Site]:
+        """Every site by its address."""
+        return {key: place.site for key, place in self.places().items()}
+
+    def additions(self, name: str) -> dict[str, Addition]:
+        """What an adapter put where."""
+        found = {key: site.get(name) for key, site in self.sites().items()}
+        return {key: addition for key, addition in found.items() if addition is not None}
+
+    def base_state(self) -> dict[str, Tensor]:
+        """The base's own tensors by name, without what sits in its sites."""
+        inside = tuple(f"{path}." for path, module in self.named_modules() if isinstance(module, Site))
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(inside)}
+
+    def route(self, names: Sequence[str | None], stable: bool = True) -> Route:
+        """Which adapter acts on which row, as tensors: made outside the compiled graph and given to `forward`.
+
+        With `stable` its shapes depend on what is attached and not on the names, so that another mix of names is not
+        another compilation.
+        """
+        for name in names:
+            if name is not None and name not in self.adapters:
+                raise unknown("adapter", name, self.adapters)
+            if name is not None and self.adapters[name].method.trains_base:
+                raise UserError(f"adapter {name!r} trains the base itself: it can't be one row among others")
+        if self.merged:
+            raise UserError(
+                f"{', '.join(self.merged)} is merged into the base: unmerge it before rows choose their own"
+            )
+        mixed = {key: site.mix(names, stable) for key, site in self.sites().items() if len(site)}
+        return Route(len(names), {key: parts for key, parts in mixed.items() if parts})
+
+    __repr__ = hide_empty_sites
