@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from peftlab.data.files import MANIFEST, check_manifest, sha256, write_manifest
-from peftlab.data.wheel import SourceError, say
+from peftlab.data.wheel import SourceError, say, take_from_wheel
 from peftlab.errors import UserError, unknown
 
 if TYPE_CHECKING:
