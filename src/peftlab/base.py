@@ -67,4 +67,6 @@ def load(name: str | Path) -> Base:
     folder = fetch_base(str(name))
     check_manifest(folder)
     model, family, settings = load_checkpoint(folder)
-    return Base(str(name), model, Tokenizer.load(folder), family, settings)
+    tokenizer = Tokenizer.load(folder)
+    model.embedding.tokenise = tokenizer.ids
+    return Base(str(name), model, tokenizer, family, settings)

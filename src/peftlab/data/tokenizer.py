@@ -138,6 +138,10 @@ class Tokenizer:
             write_text(Path(folder, name), text + "\n")
         return list(texts)
 
+    def to_json(self) -> str:
+        """All that it is, as one text: two tokenizers with equal texts are equal."""
+        return str(self._backend.to_str())
+
     def encode(
         self, texts: Texts, *, max_length: int | None = None, truncate: bool = False, pad_side: str = "right"
     ) -> Batch:
@@ -179,6 +183,10 @@ class Tokenizer:
         """The text of one row of ids; an id no token has, such as a label's -100, is left out."""
         held = [i for i in map(int, ids) if 0 <= i < self.vocab_size]
         return str(self._backend.decode(held, skip_special_tokens=skip_special))
+
+    def ids(self, text: str) -> list[int]:
+        """The ids of a text alone, without the marks that a model wants around it."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def tokens(self, ids: Sequence[int] | Tensor) -> list[str]:
         """The tokens of one row of ids, as the vocabulary spells them."""

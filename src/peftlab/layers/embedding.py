@@ -77,6 +77,11 @@ class NoPositions(nn.Module):
         return 0.0
 
 
+def no_tokenizer(text: str) -> list[int]:
+    """In the place of a tokenizer, which a model gets when it is loaded with one."""
+    raise UserError(f"{text!r} can't become tokens: this model was built without a tokenizer")
+
+
 class Embedded(NamedTuple):
     """What the blocks are given."""
 
@@ -112,11 +117,13 @@ class Embedding(nn.Module):
         self.norm = norm
         self.dropout = nn.Dropout(dropout)
         self.project = project or Absent()
+        self.tokenise = no_tokenizer
 
     def forward(self, batch: Batch, route: Route | None = None) -> Embedded:
         B, T = batch.ids.shape
         virtual = self.tokens(B, route)
-        self.check_length(T, 0 if virtual is None else virtual.room)
+        moved = 0 if virtual is None or torch.compiler.is_compiling() else int(virtual.shift.max())
+        self.check_length(T, moved)
         x, mask, full, n = self.words(batch.ids), batch.mask, batch.full, 0
         # positions count from the row's first real token, so that padding on the left changes nothing
         start = mask.int().argmax(1)
@@ -139,10 +146,10 @@ class Embedding(nn.Module):
         x = self.project(self.dropout(self.norm(x, mask, route)), route)
         return Embedded(x, mask, full, n, first)
 
-    def check_length(self, T: int, room: int) -> None:
+    def check_length(self, T: int, moved: int) -> None:
         """More tokens than positions is the user's mistake, told before the lookup fails."""
-        if T + room > self.positions.count:  # type: ignore[operator]
-            extra = f" behind {room} virtual tokens" if room else ""
+        if T + moved > self.positions.count:  # type: ignore[operator]
+            extra = f", moved by {moved} virtual ones," if moved else ""
             raise UserError(
                 f"a text of {T} tokens{extra} is longer than the model's {self.positions.count} positions: "
                 "shorten it, or encode it with truncate=True"

@@ -26,8 +26,9 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, route: Route | None = None) -> Tensor:
         scale, shift = self.site(self.weight, self.bias, route)
-        if scale.ndim == 1:
+        if shift.ndim == 1:
             return F.layer_norm(x, scale.shape, scale, shift, self.eps)
+        # rows differ: [B, 1, D]
         return F.layer_norm(x, self.weight.shape, eps=self.eps) * scale + shift
 
     def extra_repr(self) -> str:

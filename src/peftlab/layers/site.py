@@ -73,8 +73,6 @@ class Virtual(NamedTuple):
     """[B] by how much the positions of the real tokens move"""
     full: bool
     """every slot is used, so that no mask is needed"""
-    room: int
-    """the largest shift of any row: how many positions are needed beyond the real tokens' own"""
 
 
 class KeysValues(NamedTuple):
@@ -167,11 +165,10 @@ class Site(nn.ModuleDict):
         """
         rows = [None if name is None else self.get(name) for name in names]
         likes: dict[Any, Any] = {row.group: row for row in (self.values() if stable else rows) if row is not None}
-        sizes = self.sizes if stable else {}
         parts = []
         for group, like in likes.items():
             members = [row if row is not None and row.group == group else None for row in rows]
-            size = sizes.get(group) or max(row.size for row in members if row is not None)
+            size = self.sizes[group] if stable else max(row.size for row in members if row is not None)
             parts.append(like.mixed(members, size))
         return tuple(parts)
 
@@ -196,7 +193,6 @@ class TokensSite(Site):
             placed=torch.stack([part.placed for part in parts]).any(0),
             shift=torch.stack([part.shift for part in parts]).sum(0),
             full=all(part.full for part in parts),
-            room=sum(part.room for part in parts),
         )
 
 

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from peftlab.data.files import replace_file, write_text
 from peftlab.data.tensors import Tensors
 from peftlab.errors import UserError, unknown
+from peftlab.layers.site import Address
 from peftlab.models.encoder import Encoder, EncoderConfig
 
 BLOCK = {
@@ -77,8 +78,22 @@ class Family:
     """our field → their key in config.json"""
     fixed: dict[str, Any] = field(default_factory=dict)
     """fields of ours that are the same in every checkpoint of the family"""
+    head: dict[str, str] = field(default_factory=lambda: {"dense": "pooler.dense", "out": "classifier"})
+    """our part of a classifier → theirs"""
     pads_positions: bool = False
     """the table of positions starts behind the padding token's row: offset = pad + 1"""
+
+    def module(self, address: Address) -> str | None:
+        """A site's address → the module in a `transformers` classifier, None where it has none of its own."""
+        part, sublayer = (
+            f"sublayer.{address.part}",
+            {"self": "self_attention", "ff": "feedforward"}.get(address.sublayer),
+        )
+        for ours in (f"{sublayer}.{part}", f"{sublayer}.{address.part}"):
+            if address.layer is not None and ours in self.block:
+                return f"{self.prefix}{self.layers}{address.layer}.{self.block[ours]}"
+        outside = self.outside.get(f"{address.sublayer}.{address.part}")
+        return outside and f"{self.prefix}{outside}"
 
     def published(self, name: str) -> str:
         """Our name of a tensor → theirs: `blocks.3.feedforward.norm.bias` → `encoder.layer.3.output.LayerNorm.bias`."""
@@ -88,14 +103,16 @@ class Family:
         return f"{theirs}.{leaf}"
 
 
+DENSE_HEAD = {"dense": "classifier.dense", "out": "classifier.out_proj"}
 FAMILIES = {
     "bert": Family("BertModel", "bert."),
-    "roberta": Family("RobertaModel", "roberta.", fixed={"head": "tanh"}, pads_positions=True),
+    "roberta": Family("RobertaModel", "roberta.", fixed={"head": "tanh"}, head=DENSE_HEAD, pads_positions=True),
     "electra": Family(
         "ElectraModel",
         "electra.",
         settings={**SETTINGS, "embedding_dim": "embedding_size"},
         fixed={"head": "gelu"},
+        head=DENSE_HEAD,
     ),
     "distilbert": Family(
         "DistilBertModel",
@@ -125,6 +142,7 @@ FAMILIES = {
             "init_std": "initializer_range",
         },
         fixed={"segments": 0, "norm_eps": 1e-12, "head": "relu"},
+        head={"dense": "pre_classifier", "out": "classifier"},
     ),
 }
 REQUIRED = ("vocab", "dim", "layers", "heads", "inner")

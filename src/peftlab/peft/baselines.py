@@ -1,0 +1,80 @@
+"""What the methods are compared with: training everything, the head alone, the biases, and a slow start from the top.
+
+full        every weight of the base (its artefact is a checkpoint)
+head        the task's head on the frozen base: the last-layer transfer of the notes
+bitfit      the biases (Ben Zaken et al. 2021, arXiv 2106.10199)
+slow_start  full, but the blocks join one by one from the top (Howard & Ruder 2018, arXiv 1801.06146)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from peftlab.layers.linear import Linear
+from peftlab.layers.site import Addition
+from peftlab.models.model import Model, Place
+from peftlab.peft.changes import BiasChange, NormChange
+from peftlab.peft.method import Method, check_at_least
+
+
+@dataclass(frozen=True)
+class Full(Method):
+    """Every weight of the base."""
+
+    name = "full"
+    about = "every weight of the base, for comparison"
+    trains_base = True
+
+    def why_not_stock(self) -> str | None:
+        return "it trains the base itself: save the base instead (base.save)"
+
+
+@dataclass(frozen=True)
+class SlowStart(Full):
+    """Every weight of the base, but not from the start."""
+
+    name = "slow_start"
+    about = "every weight, joining block by block from the top (Howard & Ruder 2018)"
+
+    every: int = 100
+    """steps until the next block joins"""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, every=self.every)
+
+    def thaw(self, model: Model, step: int) -> None:
+        """The head and the pooler train from the start, after each `every` steps one block more, last the embedding."""
+        blocks: Any = model.blocks
+        stages: list[nn.Module] = [*reversed(blocks), model.embedding]  # type: ignore[list-item]
+        for stage, part in enumerate(stages):
+            part.requires_grad_(step >= self.every * (stage + 1))
+
+
+@dataclass(frozen=True)
+class Head(Method):
+    """Nothing but the task's head."""
+
+    name = "head"
+    about = "only the task's head on the frozen base: last-layer transfer"
+
+
+@dataclass(frozen=True)
+class BitFit(Method):
+    """A change of every bias."""
+
+    name = "bitfit"
+    about = "only the biases, of matrices and norms (Ben Zaken et al. 2021)"
+    kinds = ("linear", "norm")
+
+    def build(self, places: Mapping[str, Place]) -> dict[str, Addition]:
+        built: dict[str, Addition] = {}
+        for key, place in places.items():
+            if not isinstance(place.owner, Linear):
+                built[key] = NormChange(place.owner.weight, scale=False)
+            elif place.owner.bias is not None:
+                built[key] = BiasChange(place.owner.bias)
+        return built
