@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from peftlab.errors import UserError, unknown
@@ -104,8 +105,8 @@ class Model(nn.Module):
     def route(self, names: Sequence[str | None], stable: bool = True) -> Route:
         """Which adapter acts on which row, as tensors: made outside the compiled graph and given to `forward`.
 
-        With `stable` its shapes depend on what is attached and not on the names, so that another mix of names is not
-        another compilation.
+        With `stable` it depends on what is attached and not on the names: in its shapes, and in carrying no gradient, so
+        that another mix of names is not another compilation.
         """
         for name in names:
             if name is not None and name not in self.adapters:
@@ -116,7 +117,8 @@ class Model(nn.Module):
             raise UserError(
                 f"{', '.join(self.merged)} is merged into the base: unmerge it before rows choose their own"
             )
-        mixed = {key: site.mix(names, stable) for key, site in self.sites().items() if len(site)}
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not stable):
+            mixed = {key: site.mix(names, stable) for key, site in self.sites().items() if len(site)}
         return Route(len(names), {key: parts for key, parts in mixed.items() if parts})
 
     __repr__ = hide_empty_sites
