@@ -10,7 +10,6 @@ import peftlab
 from peftlab.data.batch import Batch
 from peftlab.errors import UserError
 
-
 TOLERANCE = 1e-10  # in double precision, where what differs is not rounding
 
 

@@ -141,15 +141,21 @@ class Site(nn.ModuleDict):
     def put(self, name: str, addition: Addition) -> None:
         """Place an addition. Past `add_module`, which refuses names that a ModuleDict has as attributes (`keys`)."""
         self._modules[name] = addition
-        self.sizes[addition.group] = max(self.sizes.get(addition.group, 0), addition.size)
+        self.sizes = {}
 
     def remove(self, name: str) -> None:
         """Take an addition away again."""
         del self._modules[name]
         self.active = tuple(other for other in self.active if other != name)
         self.sizes = {}
-        for other, addition in list(self.items()):
-            self.put(other, addition)  # type: ignore[arg-type]
+
+    def largest(self) -> dict[Any, int]:
+        """For each group that is here, the largest size of its members."""
+        if not self.sizes:
+            for addition in self.values():
+                assert isinstance(addition, Addition)
+                self.sizes[addition.group] = max(self.sizes.get(addition.group, 0), addition.size)
+        return self.sizes
 
     def acting(self, route: Route | None) -> Sequence[Callable[..., Any]]:
         """The additions that act in this pass, in order."""
@@ -168,7 +174,7 @@ class Site(nn.ModuleDict):
         parts = []
         for group, like in likes.items():
             members = [row if row is not None and row.group == group else None for row in rows]
-            size = self.sizes[group] if stable else max(row.size for row in members if row is not None)
+            size = self.largest()[group] if stable else max(row.size for row in members if row is not None)
             parts.append(like.mixed(members, size))
         return tuple(parts)
 

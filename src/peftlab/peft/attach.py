@@ -52,13 +52,14 @@ def build(model: Model, method: Method, head: Classifier | None) -> dict[str, Ad
     return built
 
 
-def put(model: Model, name: str, method: Method, head: Any, built: Mapping[str, Addition], facts: Any = None) -> None:
-    """Place what was built."""
+def put(model: Model, name: str, method: Method, head: Classifier | None, built: Mapping[str, Addition]) -> None:
+    """Place what was built, and let it act besides what acts already."""
     sites = model.sites()
     for key, addition in built.items():
         sites[key].put(name, addition)
-    model.adapters[name] = Attached(method, head, facts or {})
-    activate(model, (*model.active, name))
+        sites[key].active = (*sites[key].active, name)
+    model.adapters[name] = Attached(method, head)
+    model.active = (*model.active, name)
 
 
 def activate(model: Model, names: Sequence[str]) -> None:

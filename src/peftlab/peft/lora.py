@@ -145,14 +145,14 @@ class LoRALinear(Addition):
     def __init__(self, owner: nn.Module, rank: int, scale: float, dropout: float) -> None:
         super().__init__()
         assert isinstance(owner, Linear)
-        self.scale, self.dropout = scale, dropout
+        self.rank, self.scale, self.dropout = rank, scale, dropout
         self.A = nn.Parameter(torch.empty(rank, owner.in_features))
         self.B = nn.Parameter(torch.zeros(owner.out_features, rank))
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
 
     @property
     def size(self) -> int:
-        return self.A.shape[0]
+        return self.rank
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         x = F.dropout(x, self.dropout, self.training) if self.dropout else x

@@ -95,13 +95,10 @@ def stack(rows: Sequence[Tensor | None], like: Tensor, size: int | None = None, 
     shape[dim] = shape[dim] if size is None else size
     empty = like.new_zeros(shape)
 
-    def padded(row: Tensor | None) -> Tensor:
-        if row is None:
-            return empty
-        if row.shape == empty.shape:
-            return row
+    def padded(row: Tensor) -> Tensor:
         missing = list(shape)
         missing[dim] -= row.shape[dim]
         return torch.cat([row, row.new_zeros(missing)], dim)
 
-    return torch.stack([padded(row) for row in rows])
+    whole = shape[dim]
+    return torch.stack([empty if row is None else row if row.shape[dim] == whole else padded(row) for row in rows])
