@@ -178,7 +178,7 @@ def check_base(base: Base, saved: Mapping[str, Any], folder: Path) -> None:
 
 def told(value: Any) -> str:
     """A fact in few words."""
-    return ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)[:12]
+    return ", ".join(f"{k} {v}" for k, v in sorted(value.items())) if isinstance(value, dict) else str(value)[:12]
 
 
 @torch.no_grad()

@@ -1,0 +1,322 @@
+"""Adapters on disk: to and from stock `peft` on real weights, our own files byte for byte, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+from examples import METHODS, add, shake
+from safetensors.torch import load_file, save_file
+
+import peftlab
+from peftlab.errors import UserError
+
+TEXTS = ["a good film", "no, it is not a good film at all, not even for a rainy afternoon", "x"]
+PAIRS = [("a man eats", "someone is eating"), ("a man eats in the garden of his house", "no"), ("x", "y z")]
+SEQ_CLS = {"task_type": "SEQ_CLS"}
+STOCK = {
+    "lora": peft.LoraConfig(**SEQ_CLS, r=4, lora_alpha=8, target_modules=["query", "value"], init_lora_weights=False),
+    "lora-pattern": peft.LoraConfig(
+        **SEQ_CLS,
+        r=4,
+        lora_alpha=8,
+        target_modules=["query", "output.dense", "intermediate.dense"],
+        use_rslora=True,
+        rank_pattern={"query": 2},
+        alpha_pattern={"layer.1.attention.self.query": 32, "query": 5},
+        init_lora_weights=False,
+    ),
+    "dora": peft.LoraConfig(**SEQ_CLS, r=3, target_modules=["key", "value"], use_dora=True, init_lora_weights=False),
+    "prompt": peft.PromptTuningConfig(**SEQ_CLS, num_virtual_tokens=5),
+    "p-tuning-mlp": peft.PromptEncoderConfig(**SEQ_CLS, num_virtual_tokens=5, encoder_hidden_size=32),
+    "p-tuning-lstm": peft.PromptEncoderConfig(
+        **SEQ_CLS, num_virtual_tokens=5, encoder_hidden_size=32, encoder_reparameterization_type="LSTM"
+    ),
+    "prefix": peft.PrefixTuningConfig(**SEQ_CLS, num_virtual_tokens=5),
+    "prefix-mlp": peft.PrefixTuningConfig(
+        **SEQ_CLS, num_virtual_tokens=5, prefix_projection=True, encoder_hidden_size=16
+    ),
+}
+
+
+@pytest.fixture
+def base(minilm):
+    return peftlab.load(minilm)
+
+
+def classifier(minilm, labels: int = 3):
+    return transformers.AutoModelForSequenceClassification.from_pretrained(minilm, num_labels=labels)
+
+
+def inputs(minilm, texts):
+    return transformers.AutoTokenizer.from_pretrained(minilm)(texts, padding=True, return_tensors="pt")
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_what_stock_peft_writes_gives_the_same_logits_here_and_back_there(name, base, minilm, tmp_path):
+    model = peft.get_peft_model(classifier(minilm), STOCK[name]).eval()
+    shake([p for p in model.parameters() if p.requires_grad], 0.05)
+    model.save_pretrained(tmp_path / "stock")
+    peftlab.load_adapter(base, tmp_path / "stock", name="mine")
+    peftlab.save_adapter(base, "mine", tmp_path / "ours", to="peft")
+    again = peft.PeftModel.from_pretrained(classifier(minilm), tmp_path / "ours").eval()
+    for texts in (TEXTS, PAIRS):
+        with torch.no_grad():
+            expected = model(**inputs(minilm, texts)).logits
+            there = again(**inputs(minilm, texts)).logits
+            here = base.model(base.encode(texts)).logits
+        torch.testing.assert_close(here, expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(there, expected, rtol=0, atol=1e-4)
+        assert expected.std() > 1e-3
+    peftlab.detach(base.model, "mine")
+    peftlab.load_adapter(base, tmp_path / "ours", name="again")
+    torch.testing.assert_close(base.model(base.encode(PAIRS)).logits, expected, rtol=0, atol=1e-4)
+
+
+OURS = {
+    "lora": peftlab.LoRA(rank=4, targets="all", rank_pattern={"q": 2, "encoder.3.ff.up": 6}, alpha_pattern={"v": 5}),
+    "lora-top": peftlab.LoRA(rank=2, rs=True, layers=(4, 5), targets=("q", "o")),
+    "dora": peftlab.LoRA(rank=3, dora=True),
+    "prompt": peftlab.Prompt(tokens=4, layout="peft"),
+    "p-tuning-lstm": peftlab.PTuning(tokens=4, encoder="lstm", hidden=16, layout="peft"),
+    "p-tuning-mlp": peftlab.PTuning(tokens=4, layout="peft"),
+    "prefix": peftlab.Prefix(length=4, layout="peft"),
+    "prefix-shared": peftlab.Prefix(length=4, mlp=8, shared=True, layout="peft"),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_we_write_gives_the_same_logits_in_stock_peft(name, base, minilm, tmp_path):
+    peftlab.attach(base.model, "mine", OURS[name], head=peftlab.Classifier(labels=("no", "maybe", "yes")))
+    for addition in base.model.additions("mine").values():
+        shake(addition.parameters(), 0.05)
+    peftlab.save_adapter(base, "mine", tmp_path / "adapter", to="peft")
+    model = peft.PeftModel.from_pretrained(classifier(minilm), tmp_path / "adapter").eval()
+    for texts in (TEXTS, PAIRS):
+        with torch.no_grad():
+            there = model(**inputs(minilm, texts)).logits
+            here = base.model(base.encode(texts)).logits
+        torch.testing.assert_close(there, here, rtol=0, atol=1e-4)
+
+
+SMALL = {"vocab_size": 60, "max_position_embeddings": 40, "pad_token_id": 0}
+BERT = SMALL | {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 36}
+FAMILIES = {
+    "roberta": transformers.RobertaConfig(**{**BERT, "pad_token_id": 1}, type_vocab_size=1),
+    "electra": transformers.ElectraConfig(**BERT, embedding_size=24),
+    "distilbert": transformers.DistilBertConfig(**SMALL, dim=24, n_layers=2, n_heads=4, hidden_dim=36),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["lora", "prompt", "prefix"])
+def test_heads_of_the_other_families(family, kind, tmp_path, minilm):
+    if (family, kind) in {("distilbert", "prefix"), ("electra", "prefix")}:
+        pytest.skip(f"stock peft has no prefix on {family}")
+    config = FAMILIES[family]
+    config.num_labels = 3
+    plain = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+    shake(plain.parameters(), 0.2)
+    plain.save_pretrained(tmp_path / "classifier")
+    plain.base_model.save_pretrained(tmp_path / "base")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(minilm / file, tmp_path / "base")
+    targets = ["q_lin", "lin2"] if family == "distilbert" else ["query", "output.dense"]
+    shape = {"num_virtual_tokens": 3, "token_dim": 24, "num_layers": 2, "num_attention_heads": 4}
+    stock = {
+        "lora": peft.LoraConfig(**SEQ_CLS, r=2, target_modules=targets, init_lora_weights=False),
+        "prompt": peft.PromptTuningConfig(**SEQ_CLS, **shape),
+        "prefix": peft.PrefixTuningConfig(**SEQ_CLS, **shape),
+    }[kind]
+    model = peft.get_peft_model(plain, stock).eval()
+    shake([p for p in model.parameters() if p.requires_grad], 0.1)
+    model.save_pretrained(tmp_path / "stock")
+    base = peftlab.load(tmp_path / "base")
+    peftlab.load_adapter(base, tmp_path / "stock", name="mine")
+    peftlab.detach(base.model, "mine")
+    peftlab.load_adapter(base, tmp_path / "stock", name="mine")
+    ids, mask = torch.randint(2, 60, (3, 9)), torch.ones(3, 9, dtype=torch.bool)
+    mask[1, 5:] = False
+    ids[~mask] = config.pad_token_id
+    with torch.no_grad():
+        expected = model(input_ids=ids, attention_mask=mask.long()).logits
+        here = base.model(peftlab.Batch(ids, mask)).logits
+    torch.testing.assert_close(here, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_save_load_save_is_byte_equal_and_gives_the_same_output(name, base, tmp_path):
+    add(base.model, "mine", METHODS[name], labels=2)
+    peftlab.save_adapter(base, "mine", tmp_path / "first")
+    batch = base.encode(TEXTS)
+    before = base.model(batch).logits
+    peftlab.detach(base.model, "mine")
+    peftlab.load_adapter(base, tmp_path / "first", name="other")
+    assert torch.equal(base.model(batch).logits, before)
+    assert base.model.adapters["other"].method == METHODS[name]
+    peftlab.save_adapter(base, "other", tmp_path / "second")
+    files = sorted(path.name for path in (tmp_path / "first").iterdir())
+    assert files == sorted(path.name for path in (tmp_path / "second").iterdir())
+    for file in files:
+        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes(), file
+
+
+def test_an_encoder_is_kept_so_that_training_can_go_on(base, tmp_path):
+    add(base.model, "mine", peftlab.PTuning(tokens=3, encoder="lstm", hidden=8, layout="peft"))
+    kept = {key: t.clone() for key, t in base.model.additions("mine")["encoder.embedding.tokens"].named_parameters()}
+    peftlab.save_adapter(base, "mine", tmp_path, to="peft")
+    peftlab.detach(base.model, "mine")
+    peftlab.load_adapter(base, tmp_path, name="mine")
+    back = dict(base.model.additions("mine")["encoder.embedding.tokens"].named_parameters())
+    assert back.keys() == kept.keys()
+    assert all(torch.equal(back[key], kept[key]) for key in kept)
+
+
+@pytest.mark.parametrize("name", ["prompt", "p-tuning-lstm", "prefix"])
+def test_a_native_layout_is_not_exported_as_if_it_were_stock_s(name, base, minilm, tmp_path):
+    add(base.model, "mine", METHODS[name], labels=3)
+    with pytest.raises(UserError, match='train with layout = "peft"'):
+        peftlab.save_adapter(base, "mine", tmp_path / "no", to="peft")
+    assert not (tmp_path / "no").exists()
+    peftlab.save_adapter(base, "mine", tmp_path / "ours")
+    with pytest.raises(Exception, match="PEFTLAB"):
+        peft.PeftModel.from_pretrained(classifier(minilm), tmp_path / "ours")
+
+
+@pytest.mark.parametrize(
+    ("method", "head", "message"),
+    [
+        (peftlab.Adapter(), None, "stock peft has no adapter"),
+        (peftlab.BitFit(), None, "stock peft has no bitfit"),
+        (peftlab.LoRA(), peftlab.Classifier(labels=2, pool="mean"), 'use pool = "first"'),
+        (peftlab.Full(), None, "it trains the base itself: save the base instead"),
+    ],
+)
+def test_what_stock_peft_has_no_place_for_is_told(method, head, message, base, tmp_path):
+    peftlab.attach(base.model, "mine", method, head=head)
+    with pytest.raises(UserError, match=message):
+        peftlab.save_adapter(base, "mine", tmp_path / "no", to="peft")
+    assert not (tmp_path / "no").exists()
+
+
+# — what is refused —
+
+
+@pytest.fixture
+def saved(base, tmp_path) -> Path:
+    add(base.model, "mine", peftlab.LoRA(rank=2), labels=2)
+    peftlab.save_adapter(base, "mine", tmp_path / "saved")
+    peftlab.detach(base.model, "mine")
+    (tmp_path / "saved" / "peftlab-manifest.json").unlink()  # so that what stands behind the hashes is reached
+    return tmp_path / "saved"
+
+
+def change_config(folder: Path, file: str, change) -> None:
+    content = json.loads((folder / file).read_text())
+    change(content)
+    (folder / file).write_text(json.dumps(content))
+
+
+def change_tensors(folder: Path, change) -> None:
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+HEAD = "base_model.model.classifier.weight"
+QUERY = "base_model.model.bert.encoder.layer.0.attention.self.query"
+
+
+def tensors(change):
+    """Damage to the adapter's tensors."""
+    return lambda folder: change_tensors(folder, change)
+
+
+def sidecar(change, file: str = "peftlab.json"):
+    """Damage to one of the adapter's JSON files."""
+    return lambda folder: change_config(folder, file, change)
+
+
+DAMAGE = [
+    (tensors(lambda t: t.pop(f"{QUERY}.lora_A.weight")), "no tensor for encoder.0.self.q.A"),
+    (tensors(lambda t: t.update({f"{QUERY}.lora_C.weight": torch.zeros(1)})), "lora_C.weight belongs to nothing"),
+    (tensors(lambda t: t.update({"x": torch.zeros(1)})), "tensor x belongs to nothing"),
+    (tensors(lambda t: t.update({f"{QUERY}.lora_A.weight": torch.zeros(3, 384)})), r"q.A in .* has shape \[3, 384\]"),
+    (tensors(lambda t: t.update({HEAD: torch.zeros(5, 384)})), r"encoder.head.out.weight in .* has shape \[5, 384\]"),
+    (tensors(lambda t: t[f"{QUERY}.lora_A.weight"].add_(0.5)), "gives another output for its probes"),
+    (sidecar(lambda c: c["method"].update(rank=0)), "rank is 0"),
+    (sidecar(lambda c: c["method"].update(rank=1000)), "rank 1000 is larger than the matrix"),
+    (sidecar(lambda c: c["method"].update(rnk=2)), "setting of lora in .* 'rnk': did you mean 'rank'"),
+    (sidecar(lambda c: c["method"].update(name="lorra")), "did you mean 'lora'"),
+    (sidecar(lambda c: c.pop("base")), "is not a sidecar of this version"),
+    (sidecar(lambda c: c["base"].update(weights="0" * 64)), "not for .*: its weights is 000000000000"),
+    (sidecar(lambda c: c.update(peft_type="LORRA"), "adapter_config.json"), "did you mean 'LORA'"),
+    (lambda folder: (folder / "adapter_config.json").write_text("{"), "adapter_config.json is not valid JSON"),
+    (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter_model.safetensors is missing"),
+    (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"half"), "is not a whole safetensors file"),
+    (lambda folder: (folder / "peftlab.safetensors").unlink(), "peftlab.safetensors is missing"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE, ids=[message for _, message in DAMAGE])
+def test_a_damaged_adapter_is_told_and_nothing_is_attached(damage, message, base, saved):
+    state = {key: tensor.clone() for key, tensor in base.model.state_dict().items()}
+    damage(saved)
+    with pytest.raises(UserError, match=message) as caught:
+        peftlab.load_adapter(base, saved, name="mine")
+    assert "\n" not in str(caught.value)
+    assert (base.model.adapters, base.model.active) == ({}, ())
+    assert base.model.state_dict().keys() == state.keys()
+
+
+def test_one_changed_byte_in_any_file_is_told(base, tmp_path):
+    add(base.model, "mine", peftlab.LoRA(rank=2), labels=2)
+    peftlab.save_adapter(base, "mine", tmp_path / "saved")
+    peftlab.detach(base.model, "mine")
+    for path in (tmp_path / "saved").iterdir():
+        data = path.read_bytes()
+        middle = len(data) // 2
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+        with pytest.raises(UserError, match=path.name.replace(".", r"\.") if "manifest" not in path.name else "."):
+            peftlab.load_adapter(base, tmp_path / "saved", name="mine")
+        path.write_bytes(data)
+    assert peftlab.load_adapter(base, tmp_path / "saved") == "saved"
+
+
+def test_an_adapter_of_another_base_is_told(base, saved, tmp_path):
+    transformers.BertModel(transformers.BertConfig(**BERT)).save_pretrained(tmp_path / "other")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(base.name) / file, tmp_path / "other")
+    other = peftlab.load(tmp_path / "other")
+    with pytest.raises(UserError, match=r"its shape is heads 12, layers 6, .* this one's is heads 4, layers 2"):
+        peftlab.load_adapter(other, saved, name="mine")
+    (saved / "peftlab.json").unlink()  # now it is as stock `peft` would have written it
+    with pytest.raises(UserError, match="belongs to nothing that this model has"):
+        peftlab.load_adapter(other, saved, name="mine")
+
+
+@pytest.mark.parametrize("name", ["../x", "a.b", "", "x" * 65, "a/b", "a\0b", " a"])
+def test_a_name_that_is_no_name_is_told(name, base, saved):
+    with pytest.raises(UserError, match="is no name for an adapter"):
+        peftlab.load_adapter(base, saved, name=name)
+
+
+def test_a_folder_without_an_adapter_is_told(base, tmp_path):
+    with pytest.raises(UserError, match=r"adapter_config.json is missing"):
+        peftlab.load_adapter(base, tmp_path, name="mine")
+
+
+def test_saving_while_merged_is_refused(base, saved, tmp_path):
+    peftlab.load_adapter(base, saved, name="mine")
+    peftlab.merge(base.model, "mine")
+    with pytest.raises(UserError, match="mine is merged into the base: unmerge before saving"):
+        peftlab.save_adapter(base, "mine", tmp_path / "no")
+    base.save(tmp_path / "merged")  # the way to a merged checkpoint
+    merged = transformers.AutoModel.from_pretrained(tmp_path / "merged").eval()
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        here, there = base.model(base.encode(TEXTS)).hidden, merged(**tokens).last_hidden_state
+    torch.testing.assert_close(there, here, rtol=0, atol=1e-5)
