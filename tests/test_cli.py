@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from peftlab.peft import METHODS
+
 
 def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "peftlab", *arguments]
@@ -20,7 +22,7 @@ def test_help_teaches():
 
 def test_ls_has_a_line_for_everything_with_a_name():
     lines = [line.split()[0] for line in run("ls").stdout.splitlines() if line.strip()]
-    assert {"minilm", "reviews", "sst2", "mnli", "qnli"} <= set(lines)
+    assert {"minilm", "reviews", "sst2", "mnli", "qnli", *METHODS} <= set(lines)
 
 
 def test_trace_names_every_dimension(minilm):

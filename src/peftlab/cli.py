@@ -28,18 +28,24 @@ app = typer.Typer(
 
 @app.command("ls")
 def ls() -> None:
-    """List what there is: bases and data sets, a line each."""
+    """List what there is: bases, data sets and methods, a line each."""
     from rich.table import Table
 
     from peftlab.data.sources import BASES, DATASETS
+    from peftlab.peft import METHODS
 
+    about = {
+        "bases": {name: source.about for name, source in BASES.items()},
+        "data sets": {name: source.about for name, source in DATASETS.items()},
+        "methods": {name: method.about for name, method in METHODS.items()},
+    }
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for title, entries in (("bases", BASES), ("data sets", DATASETS)):
+    for title, entries in about.items():
         table.add_row(f"[dim]{title}[/dim]", "")
-        for name, source in entries.items():
-            table.add_row(f"  {name}", source.about)
+        for name, line in entries.items():
+            table.add_row(f"  {name}", line)
     console().print(table)
 
 

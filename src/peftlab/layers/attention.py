@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.errors import UserError
+from peftlab.layers.dropout import dropout as drop
 from peftlab.layers.linear import Linear
 from peftlab.layers.site import KVSite, Route, hide_empty_sites
 
@@ -66,7 +67,7 @@ class Look(NamedTuple):
     v: Tensor
     """[B, H, Tk, d] values"""
     scores: Tensor
-    """[B, H, Tq, Tk] before the softmax; −∞ where the mask forbids"""
+    """[B, H, Tq, Tk] before the softmax; the smallest number there is where the mask forbids"""
     weights: Tensor
     """[B, H, Tq, Tk] after it; each row sums to 1, or to 0 where nothing may be seen"""
     mixed: Tensor
@@ -76,13 +77,13 @@ class Look(NamedTuple):
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, dropout: float = 0.0) -> Look:
     """softmax(QKᵀ · scale) V, step by step. A query that may see nothing yields zeros, not NaN."""
     scores = q @ k.transpose(-2, -1) * scale
-    if mask is None:
-        weights = scores.softmax(-1)
-    else:
-        # the smallest finite number instead of −∞ keeps a row of nothing free of NaN, in the gradient too
-        weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~mask, 0.0)
-        scores = scores.masked_fill(~mask, -torch.inf)
-    return Look(q, k, v, scores, weights, F.dropout(weights, dropout) @ v)
+    if mask is not None:
+        # not −∞, which would make a row of nothing NaN, in the gradient too
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1)
+    if mask is not None:
+        weights = weights.masked_fill(~mask, 0.0)
+    return Look(q, k, v, scores, weights, drop(weights, dropout) @ v)
 
 
 class Attention(nn.Module):
@@ -117,11 +118,13 @@ class Attention(nn.Module):
         k, v, mask = self.kv(k, v, mask, route)
         q, k, v = self.score(self.split(q)), self.split(k), self.split(v)
         dropout = self.dropout if self.training else 0.0
-        if looks is None:
-            mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=self.score.scale)
-        else:
+        if looks is not None:
             looks.append(attend(q, k, v, self.score.scale, mask, dropout))
             mixed = looks[-1].mixed
+        elif dropout and x.device.type == "cpu":  # where torch has no fused kernel with dropout
+            mixed = attend(q, k, v, self.score.scale, mask, dropout).mixed
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=self.score.scale)
         return self.o(mixed.transpose(1, 2).flatten(2), route)
 
     def split(self, t: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from peftlab.data.batch import Batch
 from peftlab.errors import UserError
+from peftlab.layers.dropout import Dropout
 from peftlab.layers.linear import Linear
 from peftlab.layers.residual import Absent
 from peftlab.layers.site import Route, TokensSite, hide_empty_sites
@@ -115,7 +116,7 @@ class Embedding(nn.Module):
         self.positions = positions
         self.segments = segments
         self.norm = norm
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.project = project or Absent()
         self.tokenise = no_tokenizer
 

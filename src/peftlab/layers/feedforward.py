@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.errors import unknown
+from peftlab.layers.dropout import Dropout
 from peftlab.layers.linear import Linear
 from peftlab.layers.site import Route
 
@@ -40,7 +41,7 @@ class FeedForward(nn.Module):
         self.activation = activation_named(activation)
         self.name = activation
         self.up = Linear(dim, inner)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.down = Linear(inner, dim)
 
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:

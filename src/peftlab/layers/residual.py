@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from peftlab.layers.dropout import Dropout
 from peftlab.layers.site import Route, SublayerSite, hide_empty_sites
 
 
@@ -24,7 +25,7 @@ class Residual(nn.Module):
         super().__init__()
         self.dim = dim
         self.sublayer = sublayer
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.out = SublayerSite()
         self.norm = norm
 

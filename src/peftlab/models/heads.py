@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.errors import UserError, unknown
+from peftlab.layers.dropout import dropout
 from peftlab.layers.feedforward import ACTIVATIONS
 from peftlab.layers.site import Addition, Logits, States
 from peftlab.models.model import Model
@@ -95,9 +95,9 @@ class ClassifierHead(Addition):
 
     def forward(self, states: States) -> Tensor:
         """[B, L]."""
-        x = F.dropout(POOLS[self.pool](states), self.drop, self.training)
+        x = dropout(POOLS[self.pool](states), self.drop, self.training)
         if self.dense is not None and self.activation is not None:
-            x = F.dropout(ACTIVATIONS[self.activation](self.dense(x)), self.drop, self.training)
+            x = dropout(ACTIVATIONS[self.activation](self.dense(x)), self.drop, self.training)
         return self.out(x)
 
     def mixed(self, rows: Sequence[ClassifierHead | None], size: int) -> Callable[[States], Logits]:

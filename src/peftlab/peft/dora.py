@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from peftlab.layers.dropout import dropout
 from peftlab.layers.linear import Linear
 from peftlab.peft.lora import LoRALinear, MixedLoRA
 from peftlab.peft.method import stack
@@ -35,7 +36,7 @@ class DoRALinear(LoRALinear):
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         dropping = self.dropout > 0 and self.training
-        x = F.dropout(x, self.dropout) if dropping else x
+        x = dropout(x, self.dropout, self.training)
         plain = F.linear(x, weight) if dropping else y if bias is None else y - bias
         stretch = self.stretch(weight)
         return (stretch - 1) * plain + stretch * F.linear(F.linear(x, self.A) * self.scale, self.B)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.errors import UserError, unknown
+from peftlab.layers.dropout import dropout
 from peftlab.layers.linear import Linear
 from peftlab.layers.site import Addition
 from peftlab.models.model import Place
@@ -155,8 +156,7 @@ class LoRALinear(Addition):
         return self.rank
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x = F.dropout(x, self.dropout, self.training) if self.dropout else x
-        return F.linear(F.linear(x, self.A) * self.scale, self.B)
+        return F.linear(F.linear(dropout(x, self.dropout, self.training), self.A) * self.scale, self.B)
 
     def change(self, dtype: torch.dtype) -> Tensor:
         """[out, in]: sBA."""
