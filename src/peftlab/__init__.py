@@ -13,11 +13,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from peftlab.base import Base as Base
-    from peftlab.base import load as load
     from peftlab.data.batch import Batch as Batch
     from peftlab.data.tokenizer import Tokenizer as Tokenizer
     from peftlab.errors import UserError as UserError
+    from peftlab.models.base import Base as Base
+    from peftlab.models.base import load as load
     from peftlab.models.encoder import Encoder as Encoder
     from peftlab.models.encoder import EncoderConfig as EncoderConfig
     from peftlab.models.heads import Classifier as Classifier
@@ -47,7 +47,7 @@ __version__ = "0.1.0"
 
 WHERE = {
     "Adapter": "peftlab.peft",
-    "Base": "peftlab.base",
+    "Base": "peftlab.models.base",
     "Batch": "peftlab.data.batch",
     "BitFit": "peftlab.peft",
     "Classifier": "peftlab.models.heads",
@@ -69,7 +69,7 @@ WHERE = {
     "detach": "peftlab.peft.attach",
     "fold": "peftlab.peft.attach",
     "freeze": "peftlab.peft.attach",
-    "load": "peftlab.base",
+    "load": "peftlab.models.base",
     "load_adapter": "peftlab.peft.formats",
     "merge": "peftlab.peft.attach",
     "save_adapter": "peftlab.peft.formats",

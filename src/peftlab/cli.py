@@ -4,9 +4,11 @@ Commands import what they need when they run, so that `--help` answers at once. 
 standard error and exit code 2; anything else is a bug and keeps its traceback.
 """
 
+import json
 import sys
 import warnings
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,7 +62,7 @@ def trace(
     from rich.table import Table
     from rich.text import Text
 
-    from peftlab.base import load
+    from peftlab.models.base import load
     from peftlab.trace import shorten
     from peftlab.trace import trace as follow
 
@@ -79,11 +81,83 @@ def trace(
     console().print(table)
 
 
-def console() -> "Console":
+@app.command("train")
+def train(
+    config: Annotated[
+        str, typer.Argument(help="a TOML file (peftlab/train/config.py has every key); - reads it from standard input")
+    ],
+    out: Annotated[Path, typer.Option(help="the run's folder")] = Path("runs/mine"),
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="override a key: train.lr=1e-3, method.rank=4 …")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
+) -> None:
+    """Train one method on one task, as a configuration says; a finished run is not run again."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from peftlab.train.config import read_config, read_config_file
+    from peftlab.train.run import run
+
+    overrides = set_ or []
+    settings = read_config(sys.stdin.read(), overrides) if config == "-" else read_config_file(Path(config), overrides)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, disable=quiet or not sys.stderr.isatty(), console=console(stderr=True)) as bar:
+        task = bar.add_task("loading", total=None)
+
+        def tell(line: dict[str, Any]) -> None:
+            score = f", validation {line['score']:.3f}" if "score" in line else ""
+            bar.update(task, completed=line["step"], total=line["steps"])
+            if score or line["step"] == 1:
+                bar.update(task, description=f"loss {line['loss']:.3f}{score}")
+
+        result = run(settings, out, tell)
+    if not quiet:
+        scores = f"accuracy {result['accuracy']:.4f}, macro F1 {result['f1']:.4f}"
+        print(f"{out}: {scores}, {result['trainable']:,} parameters trained")
+
+
+@app.command("predict")
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run")],
+    texts: Annotated[list[str] | None, typer.Argument(help="none or - reads lines from standard input")] = None,
+    file: Annotated[Path | None, typer.Option(help="a file with one text a line")] = None,
+    pair: Annotated[bool, typer.Option("--pair", help="each line is two texts with a tab between them")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="an object a line: text, label, probabilities, logits")] = False,
+) -> None:
+    """Label texts with a finished run: from arguments, a file or standard input."""
+    from peftlab.train.predict import label_texts, read_lines
+
+    lines = read_lines(texts, file, pair)
+    for answer in label_texts(folder, lines):
+        print(json.dumps(answer, ensure_ascii=False) if json_ else f"{answer['label']}\t{answer['text']}", flush=True)
+
+
+@app.command("export")
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run")],
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="where to write")],
+    to: Annotated[
+        str, typer.Option(help="peft: an adapter for stock peft; merged: a checkpoint for transformers")
+    ] = "peft",
+) -> None:
+    """Take a finished run elsewhere: an adapter for stock `peft`, or a merged checkpoint for `transformers`."""
+    from peftlab.train.predict import export_run
+
+    export_run(folder, out, to)
+    print(out)
+
+
+def console(stderr: bool = False) -> "Console":
     """The terminal; a pipe or a file gets long lines instead of broken ones."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=200)
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr) if terminal else Console(stderr=stderr, width=200)
 
 
 def main() -> None:

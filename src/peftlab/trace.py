@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peftlab.base import Base
 from peftlab.layers.attention import Attention, Look
 from peftlab.layers.embedding import Embedding
 from peftlab.layers.feedforward import FeedForward
 from peftlab.layers.linear import Linear
 from peftlab.layers.residual import Residual
 from peftlab.layers.site import SUBLAYERS
+from peftlab.models.base import Base
 from peftlab.models.encoder import Pooler
 
 TOKENS = ("batch", "token", "width")

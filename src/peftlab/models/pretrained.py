@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from peftlab.data.files import replace_file, write_text
 from peftlab.data.tensors import Tensors
@@ -175,18 +176,46 @@ def load_checkpoint(folder: Path) -> tuple[Encoder, str, dict[str, Any]]:
     return model.requires_grad_(True).eval(), name, settings
 
 
-def save_checkpoint(model: Encoder, name: str, settings: dict[str, Any], folder: Path) -> list[str]:
-    """Write `model.safetensors` and `config.json` for `transformers`; gives the names of the files."""
+def save_checkpoint(
+    model: Encoder, name: str, settings: dict[str, Any], folder: Path, head: str | None = None
+) -> list[str]:
+    """Write `model.safetensors` and `config.json` for `transformers`; gives the names of the files.
+
+    With `head`, the name of an adapter, its classifier is written too.
+    """
     family = FAMILIES[name]
     tensors = {family.published(key): tensor.detach().contiguous() for key, tensor in model.base_state().items()}
     written = (
         settings | write_config(family, model.config) | {"model_type": name, "architectures": [family.architecture]}
     )
+    if head is not None:
+        tensors, labels = with_head(family, tensors, model, head)
+        written |= labels
     folder.mkdir(parents=True, exist_ok=True)
     with replace_file(folder / "model.safetensors") as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})
     write_text(folder / "config.json", json.dumps(written, indent=2, sort_keys=True) + "\n")
     return ["model.safetensors", "config.json"]
+
+
+def with_head(
+    family: Family, tensors: dict[str, Tensor], model: Encoder, name: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a classifier in `transformers`, and what its config.json says of the labels."""
+    head, about = model.head.get(name), model.adapters[name].head if name in model.adapters else None
+    if head is None or about is None:
+        raise UserError(f"adapter {name!r} has no head to save")
+    if about.pool != "first":
+        raise UserError(
+            f'the head pools the {about.pool}, and that of transformers the first token: use pool = "first"'
+        )
+    tensors = {f"{family.prefix}{key}": tensor for key, tensor in tensors.items()}
+    for part, tensor in head.named_parameters():
+        module, _, leaf = part.rpartition(".")
+        prefix = family.prefix if family.head[module].startswith("pooler") else ""
+        tensors[f"{prefix}{family.head[module]}.{leaf}"] = tensor.detach().contiguous()
+    labels = {"id2label": dict(enumerate(about.names)), "label2id": {n: i for i, n in enumerate(about.names)}}
+    return tensors, labels | {"architectures": [family.architecture.replace("Model", "ForSequenceClassification")]}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class Adapter(Method):
     name = "adapter"
     about = "a small bottleneck network at each sublayer: houlsby, pfeiffer or parallel (Houlsby et al. 2019)"
     kinds = ("sublayer", "norm")
+    lr = 1e-3
 
     placement: str = "houlsby"
     """houlsby, pfeiffer or parallel"""

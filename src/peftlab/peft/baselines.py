@@ -28,6 +28,7 @@ class Full(Method):
     name = "full"
     about = "every weight of the base, for comparison"
     trains_base = True
+    lr = 5e-5
 
     def why_not_stock(self) -> str | None:
         return "it trains the base itself: save the base instead (base.save)"
@@ -60,6 +61,7 @@ class Head(Method):
 
     name = "head"
     about = "only the task's head on the frozen base: last-layer transfer"
+    lr = 5e-3
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class BitFit(Method):
     name = "bitfit"
     about = "only the biases, of matrices and norms (Ben Zaken et al. 2021)"
     kinds = ("linear", "norm")
+    lr = 1e-3
 
     def build(self, places: Mapping[str, Place]) -> dict[str, Addition]:
         built: dict[str, Addition] = {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,14 @@ from peftlab.data.files import check_manifest, write_bytes, write_manifest, writ
 from peftlab.data.tensors import Tensors
 from peftlab.errors import UserError, unknown
 from peftlab.layers.site import Addition
+from peftlab.models.base import Base
 from peftlab.models.heads import Classifier
 from peftlab.models.model import Model
-from peftlab.peft import METHODS
+from peftlab.peft import make_method
 from peftlab.peft.attach import activate, build, check_name, detach, known, put
 from peftlab.peft.method import Method
 from peftlab.peft.probe import probe_ids, probe_output, replay
-from peftlab.peft.stock import CONFIG, MODEL, Base, Read, from_stock, recoverable, stock_files, why_not_head
+from peftlab.peft.stock import CONFIG, MODEL, Read, from_stock, recoverable, stock_files, why_not_head
 
 OWN_TYPE = "PEFTLAB"
 SIDECAR, SIDE_TENSORS = "peftlab.json", "peftlab.safetensors"
@@ -139,8 +140,7 @@ def read_ours(base: Base, folder: Path, sidecar: Mapping[str, Any], side: Mappin
     """A folder with our sidecar."""
     try:
         check_base(base, sidecar["base"], folder)
-        settings = dict(sidecar["method"])
-        method = method_of(settings.pop("name"), settings, folder / SIDECAR)
+        method = make_method(sidecar["method"], str(folder / SIDECAR))
         head = None if sidecar["head"] is None else Classifier(**sidecar["head"])
     except (KeyError, TypeError) as error:
         raise UserError(f"{folder / SIDECAR} is not a sidecar of this version: {error}") from None
@@ -151,18 +151,6 @@ def read_ours(base: Base, folder: Path, sidecar: Mapping[str, Any], side: Mappin
     if config.get("peft_type") == OWN_TYPE:
         return Read(method, head, tensors)
     return Read(method, head, from_stock(base, config, tensors, folder).tensors)
-
-
-def method_of(name: str, settings: Mapping[str, Any], path: Path) -> Method:
-    """A method from its saved hyper-parameters."""
-    if name not in METHODS:
-        raise unknown(f"method in {path}", str(name), METHODS)
-    kind = METHODS[name]
-    names = [field.name for field in fields(kind)]
-    for key in settings:
-        if key not in names:
-            raise unknown(f"setting of {name} in {path}", key, names)
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()})
 
 
 def check_base(base: Base, saved: Mapping[str, Any], folder: Path) -> None:

@@ -36,6 +36,7 @@ class LoRA(Method):
     name = "lora"
     about = "a low-rank matrix beside each chosen matrix; can be merged into it (Hu et al. 2021)"
     kinds = ("linear",)
+    lr = 1e-3
     stock_type = "LORA"
 
     rank: int = 8

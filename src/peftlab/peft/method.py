@@ -29,6 +29,8 @@ class Method:
     """the kinds of site that it fills"""
     trains_base: ClassVar[bool] = False
     """it adds nothing and trains the base's own weights"""
+    lr: ClassVar[float] = 1e-3
+    """the learning rate to train it with where none is given"""
     stock_type: ClassVar[str | None] = None
     """the `peft_type` under which stock `peft` knows it"""
 

@@ -32,6 +32,7 @@ class PTuning(Method):
     name = "p_tuning"
     about = "learned vectors before the text, made by an LSTM or MLP (Liu et al. 2021)"
     kinds = ("tokens",)
+    lr = 5e-3
     stock_type = "P_TUNING"
 
     tokens: int = 20

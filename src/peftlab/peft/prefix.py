@@ -33,6 +33,7 @@ class Prefix(Method):
     name = "prefix"
     about = "learned keys and values before those of every attention layer (Li & Liang 2021)"
     kinds = ("kv", "tokens")
+    lr = 1e-2
     stock_type = "PREFIX_TUNING"
 
     length: int = 20

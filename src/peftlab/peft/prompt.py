@@ -31,6 +31,7 @@ class Prompt(Method):
     name = "prompt"
     about = "learned vectors before the text, nothing else (Lester et al. 2021)"
     kinds = ("tokens",)
+    lr = 1e-2
     stock_type = "PROMPT_TUNING"
 
     tokens: int = 20

@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from peftlab.errors import UserError, unknown
 from peftlab.layers.site import Addition
+from peftlab.models.base import Base
 from peftlab.models.heads import Classifier
 from peftlab.models.model import Attached
 from peftlab.models.pretrained import FAMILIES
@@ -24,19 +25,6 @@ from peftlab.peft import METHODS
 from peftlab.peft.method import Method, Stock
 
 CONFIG, MODEL = "adapter_config.json", "adapter_model.safetensors"
-
-
-class Base(Protocol):
-    """What an adapter belongs to: `peftlab.Base`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def model(self) -> Any: ...
-    @property
-    def tokenizer(self) -> Any: ...
-    @property
-    def family(self) -> str: ...
 
 
 @dataclass(frozen=True)

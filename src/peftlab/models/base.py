@@ -49,10 +49,13 @@ class Base:
         batch = self.tokenizer.encode(texts, max_length=self.config.max_length, truncate=truncate, pad_side=pad_side)
         return batch.to(self.model.embedding.words.weight.device)
 
-    def save(self, folder: str | Path) -> None:
-        """Write model, configuration and tokenizer as `transformers` reads them, with a manifest of their SHA-256."""
+    def save(self, folder: str | Path, head: str | None = None) -> None:
+        """Write model, configuration and tokenizer as `transformers` reads them, with a manifest of their SHA-256.
+
+        With `head`, the name of an adapter, its classifier is written too, for `AutoModelForSequenceClassification`.
+        """
         folder = Path(folder)
-        names = save_checkpoint(self.model, self.family, self.settings, folder)
+        names = save_checkpoint(self.model, self.family, self.settings, folder, head)
         write_manifest(folder, [*names, *self.tokenizer.save(folder)])
 
     def __repr__(self) -> str:

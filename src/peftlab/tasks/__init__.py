@@ -1,0 +1,1 @@
+"""What a user solves, named by shape: loss and metric around a head."""

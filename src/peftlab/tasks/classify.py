@@ -1,0 +1,75 @@
+"""Classification (N→1): one label for a text or a pair of texts.
+
+Texts are tokenised once; the loss is the cross-entropy, the scores accuracy, macro F1 and Matthews' correlation.
+
+Shapes: B rows, L labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peftlab.data.batch import Batch
+from peftlab.data.examples import Examples
+from peftlab.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokenised examples, ragged: padding is decided batch by batch."""
+
+    ids: list[list[int]]
+    segments: list[list[int]] | None
+    labels: list[int]
+    pad: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def lengths(self) -> list[int]:
+        """The number of tokens of each row."""
+        return [len(row) for row in self.ids]
+
+    def batch(self, rows: Sequence[int]) -> tuple[Batch, Tensor]:
+        """These rows, padded to the longest of them, with their labels [B]."""
+        longest = max(len(self.ids[row]) for row in rows)
+
+        def padded(ragged: list[list[int]], fill: int) -> Tensor:
+            return torch.tensor([ragged[row] + [fill] * (longest - len(ragged[row])) for row in rows])
+
+        mask = torch.tensor([[t < len(self.ids[row]) for t in range(longest)] for row in rows])
+        segments = None if self.segments is None else padded(self.segments, 0)
+        return Batch(padded(self.ids, self.pad), mask, segments), torch.tensor([self.labels[row] for row in rows])
+
+
+def encode(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Encoded:
+    """Tokenise once; a text longer than `max_length` tokens loses its end."""
+    ids: list[list[int]] = []
+    segments: list[list[int]] = []
+    for start in range(0, len(examples), 1000):
+        batch = tokenizer.encode(examples.texts[start : start + 1000], max_length=max_length, truncate=True)
+        ids += [row[real].tolist() for row, real in zip(batch.ids, batch.mask, strict=True)]
+        if batch.segments is not None:
+            segments += [row[real].tolist() for row, real in zip(batch.segments, batch.mask, strict=True)]
+    return Encoded(ids, segments or None, list(examples.labels), tokenizer.pad or 0)
+
+
+def loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy, the mean over rows."""
+    return F.cross_entropy(logits.float(), labels)
+
+
+def scores(predictions: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
+    """Accuracy, macro F1 over the labels that occur, and Matthews' correlation."""
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+    return {
+        "accuracy": float(accuracy_score(labels, predictions)),
+        "f1": float(f1_score(labels, predictions, average="macro", zero_division=0)),
+        "matthews": float(matthews_corrcoef(labels, predictions)),
+    }

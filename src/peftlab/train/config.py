@@ -1,0 +1,165 @@
+"""What a run is: one strict schema, written in TOML, overridden with `--set section.key=value`.
+
+base = "minilm"
+[task]
+name = "reviews"
+[method]
+name = "lora"
+rank = 8
+[train]
+steps = 300
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from peftlab.errors import UserError, unknown
+from peftlab.peft import make_method
+from peftlab.peft.method import Method
+
+
+class Section(BaseModel):
+    """Unknown keys are errors; values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Task(Section):
+    """What to solve."""
+
+    name: str = "reviews"
+    """a short name, a folder, or a file"""
+    text: str | None = None
+    """of a file: the column of the text"""
+    pair: str | None = None
+    """of a file: the column of a second text"""
+    label: str | None = None
+    """of a file: the column of the label"""
+    test: str | None = None
+    """of a file: another file to test on; otherwise a fifth of the rows is kept for it"""
+    limit: int | None = Field(None, ge=1)
+    """train on at most so many rows"""
+    max_length: int = Field(128, ge=4)
+    """longer texts lose their end"""
+
+
+class Train(Section):
+    """How to train."""
+
+    steps: int | None = Field(None, ge=1)
+    """optimizer steps; None: as many as `epochs` need"""
+    epochs: float = Field(3, gt=0)
+    """passes over the training rows, where no number of steps is given"""
+    batch: int = Field(32, ge=1)
+    """rows a step"""
+    accumulate: int = Field(1, ge=1)
+    """parts that a step's rows are computed in"""
+    lr: float | None = Field(None, gt=0)
+    """peak learning rate; None: the method's own"""
+    weight_decay: float = Field(0.01, ge=0)
+    """of AdamW, on matrices"""
+    warmup: float = Field(0.06, ge=0, lt=1)
+    """share of the steps in which the rate rises"""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """how it falls after that"""
+    clip: float = Field(1.0, gt=0)
+    """largest norm of the gradient"""
+    validation: float = Field(0.1, gt=0, lt=1)
+    """share of the training rows that chooses the best checkpoint; never the test"""
+    evaluations: int = Field(5, ge=1)
+    """how often in a run"""
+    patience: int | None = Field(None, ge=1)
+    """stop after so many evaluations without a better one; None: never"""
+    pool: Literal["first", "mean"] = "first"
+    """what the head reads: the first token, which `transformers` and stock `peft` can load, or the mean"""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto: bf16 where the processor computes with it"""
+    threads: int | None = Field(None, ge=1)
+    """None: all cores; it changes sums in their last bits, so it is part of a run"""
+    seed: int = Field(0, ge=0)
+    """of initial weights, order of rows and dropout"""
+
+
+class Config(Section):
+    """A run."""
+
+    base: str = "minilm"
+    """short name, folder or hub id"""
+    task: Task = Field(default_factory=Task)
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "lora"})
+    """`name`, and the method's own settings"""
+    train: Train = Field(default_factory=Train)
+
+    def build_method(self) -> Method:
+        """The method with its settings."""
+        return make_method(self.method, "the configuration")
+
+    def fingerprint(self, data: str) -> str:
+        """SHA-256 of the configuration and the data: two runs that share it are the same run."""
+        text = json.dumps([self.model_dump(), data], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_toml(self) -> str:
+        """As it is written into the run's folder."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def read_config(text: str, overrides: Sequence[str] = (), where: str = "the configuration") -> Config:
+    """A configuration from TOML, with `section.key=value` on top."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{where} is not valid TOML: {error}") from None
+    for override in overrides:
+        override_value(content, override)
+    return make_config(content, where)
+
+
+def make_config(content: Mapping[str, Any], where: str = "the configuration") -> Config:
+    """Check and complete settings; the first mistake is told in one sentence."""
+    try:
+        config = Config.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        *path, key = first["loc"]
+        if first["type"] == "extra_forbidden":
+            section: Any = Config
+            for name in path:
+                section = section.model_fields[name].annotation
+            place = f"key of [{'.'.join(map(str, path))}] in {where}" if path else f"key in {where}"
+            raise unknown(place, str(key), section.model_fields) from None
+        dotted = ".".join(map(str, first["loc"]))
+        raise UserError(f"{dotted} in {where} is {first['input']!r}: {first['msg'].lower()}") from None
+    config.build_method()
+    return config
+
+
+def override_value(content: dict[str, Any], override: str) -> None:
+    """`train.lr=1e-3` into nested settings; the value is TOML, or else a text."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        raise UserError(f"--set {override!r} has no value: write section.key=value, such as train.lr=1e-3")
+    try:
+        parsed = tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    *path, last = key.strip().split(".")
+    for name in path:
+        content = content.setdefault(name, {})
+    content[last] = parsed
+
+
+def read_config_file(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in a file."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing: give a TOML file, such as one of a run's folder")
+    return read_config(path.read_text(encoding="utf-8"), overrides, str(path))

@@ -1,0 +1,33 @@
+"""AdamW with a warm-up and a decay; weight decay acts on matrices only, not on biases, norms and vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "constant": lambda done: 1.0,
+}
+
+
+def adamw(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW over two groups."""
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for parameter in parameters:
+        (matrices if parameter.ndim > 1 else vectors).append(parameter)
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr)
+
+
+def rate(step: int, steps: int, warmup: float, schedule: str) -> float:
+    """The factor of the peak rate at a step, from 0: it rises over `warmup · steps` steps, then falls."""
+    rise = max(1, round(warmup * steps))
+    if step < rise:
+        return (step + 1) / rise
+    return SCHEDULES[schedule]((step - rise) / max(1, steps - rise))

@@ -1,0 +1,38 @@
+"""The rate against its formula, and which parameters decay."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from peftlab.train.optim import adamw, rate
+
+
+def test_the_rate_rises_and_falls():
+    rates = [rate(step, 100, 0.1, "linear") for step in range(100)]
+    assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert rates[10:] == pytest.approx([1 - i / 90 for i in range(90)])
+    cosine = [rate(step, 100, 0.1, "cosine") for step in range(100)]
+    assert cosine[55] == pytest.approx(0.5)
+    assert all(a >= b for a, b in itertools.pairwise(cosine[10:]))
+    assert {rate(step, 10, 0.0, "constant") for step in range(10)} == {1.0}
+
+
+def test_the_linear_schedule_equals_that_of_transformers():
+    from transformers import get_linear_schedule_with_warmup
+
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    reference = get_linear_schedule_with_warmup(optimizer, 10, 100)
+    for step in range(100):
+        theirs = optimizer.param_groups[0]["lr"]
+        # ours takes its first step at 1/10 of the rate, where theirs takes one at 0
+        assert rate(step, 100, 0.1, "linear") == pytest.approx(theirs + (0.1 if step < 10 else 0.0))
+        optimizer.step()
+        reference.step()
+
+
+def test_only_matrices_decay():
+    layer = nn.Linear(3, 3)
+    groups = adamw(layer.parameters(), 1.0, 0.5).param_groups
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.5), (1, 0.0)]

@@ -1,0 +1,143 @@
+"""A run from end to end on a small file: its folder, its repeatability, and what it is good for afterwards."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+import transformers
+
+import peftlab
+from peftlab.data.examples import Examples
+from peftlab.errors import UserError
+from peftlab.tasks.classify import encode
+from peftlab.train.config import make_config
+from peftlab.train.loop import backward
+from peftlab.train.predict import export_run, label_texts, read_lines
+from peftlab.train.run import load_data, open_run, run
+
+GOOD = ["a wonderful film", "I loved every minute", "great fun for all", "warm, witty and wise", "a small triumph"]
+BAD = ["a dreadful film", "I hated every minute", "no fun at all", "cold, dull and slow", "a large failure"]
+STEPS = {"steps": 12, "batch": 8, "evaluations": 2, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    """Sixty rows that a few steps can learn."""
+    path = tmp_path_factory.mktemp("data") / "films.csv"
+    with path.open("w", newline="") as out:
+        rows = csv.writer(out)
+        rows.writerow(["review", "verdict"])
+        for i in range(30):
+            rows.writerow([f"{GOOD[i % 5]}, number {i}", "good"])
+            rows.writerow([f"{BAD[i % 5]}, number {i}", "bad"])
+    return path
+
+
+def config(file: Path, method: str, **train):
+    task = {"name": str(file), "text": "review", "label": "verdict"}
+    return make_config({"task": task, "method": {"name": method}, "train": STEPS | train})
+
+
+TIMES = ("peak_memory", "ms_step", "tokens_second", "seconds")
+
+
+def timeless(folder: Path) -> dict:
+    result = json.loads((folder / "result.json").read_text())
+    return {key: value for key, value in result.items() if key not in TIMES}
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(file, tmp_path):
+    for folder in ("a", "b"):
+        run(config(file, "lora"), tmp_path / folder)
+    assert timeless(tmp_path / "a") == timeless(tmp_path / "b")
+    for name in ("adapter/adapter_model.safetensors", "metrics.jsonl", "config.toml"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    run(config(file, "lora", seed=1), tmp_path / "c")
+    assert timeless(tmp_path / "c")["curve"] != timeless(tmp_path / "a")["curve"]
+
+
+def test_a_finished_run_is_recognised_and_another_is_not_overwritten(file, tmp_path):
+    first = run(config(file, "head"), tmp_path / "a")
+    before = (tmp_path / "a" / "result.json").stat().st_mtime_ns
+    assert run(config(file, "head"), tmp_path / "a") == first
+    assert (tmp_path / "a" / "result.json").stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="holds a run of another configuration or other data"):
+        run(config(file, "head", seed=1), tmp_path / "a")
+
+
+def test_a_step_in_parts_has_the_same_gradient(minilm):
+    base = peftlab.load(minilm)  # in evaluation mode: no dropout, so that the parts can be equal to the whole
+    peftlab.attach(base.model, "mine", peftlab.BitFit(), head=peftlab.Classifier(labels=2))
+    peftlab.freeze(base.model)
+    examples = Examples([*GOOD, *BAD], [1] * 5 + [0] * 5, list(range(10)))
+    data = encode(base.tokenizer, examples, 32)
+    trainable = [parameter for parameter in base.model.parameters() if parameter.requires_grad]
+    losses, gradients = [], []
+    for parts in (1, 3):
+        losses.append(backward(base.model, data, range(10), parts, "fp32"))
+        gradients.append([parameter.grad for parameter in trainable])
+        for parameter in trainable:
+            parameter.grad = None
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for whole, part in zip(*gradients, strict=True):
+        torch.testing.assert_close(part, whole, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["lora", "full", "prompt"])
+def test_an_opened_run_predicts_what_it_predicted(method, file, tmp_path):
+    result = run(config(file, method, lr=1e-3), tmp_path / "run")
+    base, settings = open_run(tmp_path / "run")
+    test = load_data(settings).tests["test"]
+    answers = list(label_texts(tmp_path / "run", iter(test.texts)))
+    assert [result["labels"].index(answer["label"]) for answer in answers] == result["predictions"]["test"]
+    for answer in answers:
+        assert sum(answer["probabilities"].values()) == pytest.approx(1)
+        assert answer["label"] == max(answer["probabilities"], key=answer["probabilities"].get)
+    assert base.model.active == ("mine",)
+
+
+def test_a_run_goes_to_stock_peft_and_to_transformers(file, tmp_path, minilm):
+    run(config(file, "lora", lr=1e-2), tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "peft", "peft")
+    export_run(tmp_path / "run", tmp_path / "merged", "merged")
+    texts = ["a wonderful film", "a dull film", "hm"]
+    expected = torch.tensor([answer["logits"] for answer in label_texts(tmp_path / "run", iter(texts))])
+    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")(texts, padding=True, return_tensors="pt")
+    auto = transformers.AutoModelForSequenceClassification
+    merged = auto.from_pretrained(tmp_path / "merged").eval()
+    stock = peft.PeftModel.from_pretrained(auto.from_pretrained(minilm, num_labels=2), tmp_path / "peft").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(merged(**tokens).logits, expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(stock(**tokens).logits, expected, rtol=0, atol=1e-4)
+    assert merged.config.id2label == {0: "bad", 1: "good"}
+
+
+def test_the_command_line_trains_and_predicts(file, tmp_path):
+    (tmp_path / "run.toml").write_text(config(file, "lora", steps=3, evaluations=1).to_toml())
+    command = [sys.executable, "-m", "peftlab"]
+    done = subprocess.run([*command, "train", "run.toml", "--out", "run"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    done = subprocess.run(
+        [*command, "predict", "run", "--json"], cwd=tmp_path, capture_output=True, text=True, input="a film\nanother\n"
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["text"] for line in lines] == ["a film", "another"]
+    assert all(set(line) == {"text", "label", "probabilities", "logits"} for line in lines)
+    wrong = subprocess.run([*command, "predict", "nowhere", "x"], cwd=tmp_path, capture_output=True, text=True)
+    assert (wrong.returncode, "Traceback" in wrong.stderr) == (2, False)
+    assert "is not a finished run" in wrong.stderr
+
+
+def test_pairs_and_files_are_read(tmp_path):
+    (tmp_path / "lines.txt").write_text("a\tb\nc\td\n")
+    assert list(read_lines(None, tmp_path / "lines.txt", pair=True)) == [("a", "b"), ("c", "d")]
+    with pytest.raises(UserError, match="line 1 has 1 texts"):
+        list(read_lines(["a b"], None, pair=True))
+    with pytest.raises(UserError, match=r"lines.txt are given: give one of them"):
+        list(read_lines(["a"], tmp_path / "lines.txt", pair=False))
