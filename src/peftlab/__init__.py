@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from peftlab.peft.describe import describe as describe
     from peftlab.peft.formats import load_adapter as load_adapter
     from peftlab.peft.formats import save_adapter as save_adapter
-    from peftlab.trace import trace as trace
+    from peftlab.tracing import trace as trace
 
 __version__ = "0.1.0"
 
@@ -73,7 +73,7 @@ WHERE = {
     "load_adapter": "peftlab.peft.formats",
     "merge": "peftlab.peft.attach",
     "save_adapter": "peftlab.peft.formats",
-    "trace": "peftlab.trace",
+    "trace": "peftlab.tracing",
     "unmerge": "peftlab.peft.attach",
 }
 __all__ = [*WHERE]

@@ -30,16 +30,18 @@ app = typer.Typer(
 
 @app.command("ls")
 def ls() -> None:
-    """List what there is: bases, data sets and methods, a line each."""
+    """List what there is: bases, data sets, methods and tasks, a line each."""
     from rich.table import Table
 
     from peftlab.data.sources import BASES, DATASETS
     from peftlab.peft import METHODS
+    from peftlab.tasks import TASKS
 
     about = {
         "bases": {name: source.about for name, source in BASES.items()},
         "data sets": {name: source.about for name, source in DATASETS.items()},
         "methods": {name: method.about for name, method in METHODS.items()},
+        "tasks": TASKS,
     }
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -63,8 +65,8 @@ def trace(
     from rich.text import Text
 
     from peftlab.models.base import load
-    from peftlab.trace import shorten
-    from peftlab.trace import trace as follow
+    from peftlab.tracing import shorten
+    from peftlab.tracing import trace as follow
 
     text = sys.stdin.read().strip() if text == "-" else text
     if not text:

@@ -151,8 +151,26 @@ def test_segments_outside_the_table_are_named():
         model(Batch(ids, ids, ids))
 
 
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"position": "rotary"}, "unknown position 'rotary'"),
+        ({"norm": "layr"}, "unknown norm 'layr': did you mean 'layer'"),
+        ({"residual": "mid"}, "unknown residual 'mid'"),
+        ({"score": "scald"}, "did you mean 'scaled'"),
+        ({"heads": 0}, "heads is 0: it must be a whole number of at least 1"),
+        ({"heads": 5}, "5 heads do not divide a width of 16"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_told(choice, message):
+    with pytest.raises(UserError, match=message):
+        Encoder(EncoderConfig(**{**SMALL, **choice}))
+
+
 def test_an_empty_batch_and_unequal_shapes_are_named():
     with pytest.raises(UserError, match="the batch is empty"):
         Batch(torch.zeros(0, 3), torch.zeros(0, 3))
     with pytest.raises(UserError, match=r"mask has shape \[2, 2\], ids have \[2, 3\]"):
-        Batch(torch.zeros(2, 3), torch.zeros(2, 2))
+        Batch(torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 2))
+    with pytest.raises(UserError, match=r"ids are torch.float32: they must be whole numbers"):
+        Batch(torch.zeros(2, 3), torch.zeros(2, 3))

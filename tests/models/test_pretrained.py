@@ -180,6 +180,8 @@ def edit(folder: Path, **changes) -> None:
         ({"hidden_size": "gone"}, "has no 'hidden_size'"),
         ({"hidden_size": "wide"}, "hidden_size in .* is 'wide'"),
         ({"hidden_size": -24}, "hidden_size in .* is -24"),
+        ({"hidden_size": float("nan")}, "hidden_size in .* is nan"),
+        ({"model_type": []}, "unknown architecture"),
         ({"hidden_size": 10**12}, "hidden_size in .* is 1000000000000"),
         ({"hidden_size": 48}, r"has shape \[60, 24\], its config.json asks for \[60, 48\]"),
         ({"num_hidden_layers": 2}, "16 tensors that its config.json has no place for, as encoder.layer.2"),

@@ -36,14 +36,14 @@ def test_attach_then_detach_is_the_identity(names, data):
     assert (model.active, model.adapters) == ((), {})
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*MERGEABLE, "head", "houlsby", "pfeiffer", "parallel"])
 def test_training_starts_from_the_base_where_the_method_says_so(name):
     model, b = small(), batch(5, 3)
     before = model(b).hidden
     peftlab.attach(model, "mine", METHODS[name])
     if name in (*MERGEABLE, "head"):
         torch.testing.assert_close(model(b).hidden, before, rtol=0, atol=1e-6)
-    elif name in ("houlsby", "pfeiffer", "parallel"):
+    else:
         torch.testing.assert_close(model(b).hidden, before, rtol=0, atol=1e-3)
         assert not torch.equal(model(b).hidden, before)
 
@@ -103,15 +103,15 @@ def test_any_subset_acts_and_none_is_the_base():
 
 @settings(max_examples=15, deadline=None)
 @given(names=st.permutations(["lora", "lora-all-rs", "bitfit", "prefix"]))
-def test_the_order_of_attaching_does_not_matter_where_additions_are_summed(names):
+def test_the_order_of_attaching_does_not_matter_where_additions_are_summed_or_concatenated(names):
     outs = []
     for order in (sorted(names), names):
-        torch.manual_seed(3)
-        model, b = small(), batch(4, 2)
-        for name in sorted(names):
+        model = small()
+        for name in order:
+            torch.manual_seed(len(name))  # the same weights whenever it comes
             add(model, name, METHODS[name])
-        peftlab.activate(model, order)
-        outs.append(model(b).hidden)
+        torch.manual_seed(3)
+        outs.append(model(batch(4, 2)).hidden)
     torch.testing.assert_close(outs[0], outs[1], rtol=0, atol=1e-5)
 
 
@@ -133,6 +133,7 @@ def test_merge_gives_the_same_output_and_unmerge_is_bit_equal(names, data):
     assert not same(model.base_state(), state)
     if single:
         torch.testing.assert_close(model(b).hidden, before.hidden, rtol=0, atol=1e-9)
+        torch.testing.assert_close(model(b).logits, before.logits, rtol=0, atol=1e-9)
     for name in data.draw(st.permutations(names)):
         peftlab.unmerge(model, name)
     assert same(model.base_state(), state)
@@ -148,6 +149,57 @@ def test_the_drift_is_that_of_the_base_s_precision():
     drift = peftlab.merge(coarse, "mine")
     assert fine < 1e-7 < 1e-4 < drift.relative < 2**-8
     assert drift.where.startswith("encoder.")
+
+
+def test_what_is_merged_is_guarded():
+    model, b = small(), batch(3)
+    for name, labels in (("a", 2), ("b", 3)):
+        add(model, name, METHODS["lora"], labels=labels)
+    peftlab.merge(model, "b")
+    assert model(b).logits.shape == (1, 3)
+    for call, message in (
+        (lambda: peftlab.activate(model, ["a"]), "'b' is merged into the base and so it acts"),
+        (lambda: peftlab.freeze(model), "b is merged into the base: unmerge before you train"),
+        (lambda: peftlab.attach(model, "full", peftlab.Full()), "unmerge before you train the base"),
+        (lambda: peftlab.merge(model, "b"), "'b' is merged already"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
+    peftlab.unmerge(model, "b")
+    peftlab.activate(model, ["a"])
+    with pytest.raises(UserError, match="'b' is not active, and merged it would act"):
+        peftlab.merge(model, "b")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_and_trains_on_a_base_in_bf16(name):
+    model, b = small().to(torch.bfloat16), batch(5, 3)
+    add(model, "mine", METHODS[name], labels=2)
+    peftlab.freeze(model)
+    out = model(b)
+    assert out.logits.dtype == torch.bfloat16
+    out.logits.float().sum().backward()
+    assert model(b, adapters=["mine", None]).hidden.isfinite().all()
+
+
+def test_a_native_prompt_may_be_longer_than_the_positions():
+    model, b = small(), batch(5, 3)
+    add(model, "mine", peftlab.Prompt(tokens=30))
+    assert model(b).hidden.shape == (2, 5, 16)
+
+
+def test_native_and_stock_prompts_together_keep_their_own_positions():
+    model, b = small(), batch(5)
+    add(model, "native", peftlab.Prompt(tokens=3))
+    add(model, "stock", peftlab.Prompt(tokens=2, layout="peft"))
+    seen = []
+    handle = model.embedding.positions.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
+    model(b)
+    handle.remove()
+    assert seen[0].tolist() == [[2, 3, 4, 5, 6]]
+    placed = model.embedding.tokens(1).placed
+    assert placed.tolist() == [[False] * 3 + [True] * 2]
+    assert seen[1][placed].tolist() == [0, 1]
 
 
 def test_detaching_what_is_merged_restores_the_base():
@@ -186,6 +238,20 @@ def test_a_weighted_sum_of_loras_is_the_sum_of_their_changes():
     torch.testing.assert_close(model(b).hidden, before, rtol=0, atol=1e-5)
 
 
+def test_sums_over_different_places_and_of_full_rank():
+    model = small()
+    add(model, "a", peftlab.LoRA(rank=12, targets="q", layers=(0,)))
+    add(model, "b", peftlab.LoRA(rank=12, targets=("q", "v"), layers=(0,)))
+    add(model, "c", peftlab.LoRA(rank=2, targets="v", layers=(1,)))
+    changes = {n: {k: x.change(torch.float64) for k, x in model.additions(n).items()} for n in ("a", "b", "c")}
+    peftlab.combine(model, "sum", {"a": 2.0, "b": -1.0, "c": 0.5})
+    got = {key: addition.change(torch.float64) for key, addition in model.additions("sum").items()}
+    assert set(got) == {"encoder.0.self.q", "encoder.0.self.v", "encoder.1.self.v"}
+    expected = 2 * changes["a"]["encoder.0.self.q"] - changes["b"]["encoder.0.self.q"]
+    torch.testing.assert_close(got["encoder.0.self.q"], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got["encoder.1.self.v"], 0.5 * changes["c"]["encoder.1.self.v"], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["p-tuning-lstm", "p-tuning-mlp", "prefix-mlp", "prefix-shared"])
 def test_folding_lets_the_network_go_and_changes_nothing(name):
     model, b = small(), batch(5, 3)
@@ -199,13 +265,18 @@ def test_folding_lets_the_network_go_and_changes_nothing(name):
 def test_slow_start_thaws_from_the_top():
     model = small()
     method = peftlab.SlowStart(every=10)
+    add(model, "idle", METHODS["lora"])
     peftlab.attach(model, "mine", method, head=peftlab.Classifier(labels=2))
+    peftlab.activate(model, ["mine"])
     peftlab.freeze(model)
+    idle = [parameter for addition in model.additions("idle").values() for parameter in addition.parameters()]
 
     def training(step: int) -> list[bool]:
         method.thaw(model, step)
+        assert not any(parameter.requires_grad for parameter in idle)
         parts = (model.embedding, model.blocks[0], model.blocks[1], model.pooler, model.head)
-        return [all(p.requires_grad for p in part.parameters()) for part in parts]
+        others = {id(parameter) for parameter in idle}
+        return [all(p.requires_grad for p in part.parameters() if id(p) not in others) for part in parts]
 
     for step, expected in ((0, "00011"), (9, "00011"), (10, "00111"), (25, "01111"), (30, "11111")):
         assert training(step) == [flag == "1" for flag in expected]
@@ -237,26 +308,42 @@ def test_a_text_prompt_starts_as_the_words_of_the_text(minilm):
         (lambda m: peftlab.attach(m, "", peftlab.LoRA()), r"'' is no name"),
         (lambda m: peftlab.attach(m, "x" * 300, peftlab.LoRA()), r"is no name"),
         (lambda m: peftlab.attach(m, "there", peftlab.LoRA()), r"'there' is attached already"),
-        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(rank=0)), r"rank is 0: it must be a whole number of at least 1"),
+        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(rank=0)), r"rank is 0: it must be a whole number from 1 to"),
         (lambda m: peftlab.attach(m, "m", peftlab.LoRA(rank=-1)), r"rank is -1"),
         (
             lambda m: peftlab.attach(m, "m", peftlab.LoRA(rank=17)),
             r"rank 17 is larger than the matrix at encoder.0.self.q .*at most 16",
         ),
-        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(rank_pattern={"v": 10**9})), r"rank 1000000000 is larger"),
+        (
+            lambda m: peftlab.attach(m, "m", peftlab.LoRA(rank_pattern={"v": 10**9})),
+            r"rank_pattern.v is 1000000000: it must be",
+        ),
         (lambda m: peftlab.attach(m, "m", peftlab.LoRA(rank_pattern={"w": 2})), r"unknown target in a pattern 'w'"),
         (
             lambda m: peftlab.attach(m, "m", peftlab.LoRA(targets=("query",))),
             r"unknown target 'query'.*there are all, q, k",
         ),
         (lambda m: peftlab.attach(m, "m", peftlab.LoRA(targets=("dwon",))), r"did you mean 'down'"),
-        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(targets=())), r"targets is empty"),
+        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(targets=())), r"targets is \(\): name at least one"),
         (
             lambda m: peftlab.attach(m, "m", peftlab.LoRA(layers=(7,))),
             r"layer 7 is not there: the model has layers 0 to 1",
         ),
         (lambda m: peftlab.attach(m, "m", peftlab.Adapter(placement="houlsy")), r"did you mean 'houlsby'"),
         (lambda m: peftlab.attach(m, "m", peftlab.Adapter(width=0)), r"width is 0"),
+        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(alpha=None)), r"alpha is None: it must be a number"),
+        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(alpha=float("nan"))), r"alpha is nan"),
+        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(dropout=-0.5)), r"dropout is -0.5"),
+        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(targets=(5,))), r"targets is \(5,\)"),
+        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(layers=())), r"layers is \(\)"),
+        (
+            lambda m: peftlab.attach(m, "m", peftlab.LoRA(at=("encoder.0.self.w",))),
+            r"did you mean 'encoder.0.self.q'|unknown address",
+        ),
+        (lambda m: peftlab.attach(m, "m", peftlab.Prompt(tokens=10**9)), r"tokens is 1000000000"),
+        (lambda m: peftlab.attach(m, "m", peftlab.PTuning(encoder_layers=10**6)), r"encoder_layers is 1000000"),
+        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(), head=peftlab.Classifier("yes")), r"labels is 'yes'"),
+        (lambda m: peftlab.attach(m, "m", peftlab.LoRA(), head=peftlab.Classifier(2.5)), r"labels is 2.5"),
         (lambda m: peftlab.attach(m, "m", peftlab.Prompt(tokens=0)), r"tokens is 0"),
         (lambda m: peftlab.attach(m, "m", peftlab.Prompt(init="text")), r"go together"),
         (lambda m: peftlab.attach(m, "m", peftlab.Prompt(init="text", text="x")), r"built without a tokenizer"),

@@ -9,6 +9,8 @@ import pytest
 import torch
 import transformers
 from examples import METHODS, add, shake
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import peftlab
@@ -44,6 +46,12 @@ STOCK = {
 
 @pytest.fixture
 def base(minilm):
+    return peftlab.load(minilm)
+
+
+@pytest.fixture(scope="module")
+def whole(minilm):
+    """One base for all draws of a property."""
     return peftlab.load(minilm)
 
 
@@ -102,7 +110,7 @@ def test_what_we_write_gives_the_same_logits_in_stock_peft(name, base, minilm, t
         torch.testing.assert_close(there, here, rtol=0, atol=1e-4)
 
 
-SMALL = {"vocab_size": 60, "max_position_embeddings": 40, "pad_token_id": 0}
+SMALL = {"vocab_size": 30522, "max_position_embeddings": 40, "pad_token_id": 0}
 BERT = SMALL | {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 36}
 FAMILIES = {
     "roberta": transformers.RobertaConfig(**{**BERT, "pad_token_id": 1}, type_vocab_size=1),
@@ -114,7 +122,7 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", ["lora", "prompt", "prefix"])
 def test_heads_of_the_other_families(family, kind, tmp_path, minilm):
-    if (family, kind) in {("distilbert", "prefix"), ("electra", "prefix")}:
+    if (family, kind) == ("distilbert", "prefix"):
         pytest.skip(f"stock peft has no prefix on {family}")
     config = FAMILIES[family]
     config.num_labels = 3
@@ -136,8 +144,6 @@ def test_heads_of_the_other_families(family, kind, tmp_path, minilm):
     model.save_pretrained(tmp_path / "stock")
     base = peftlab.load(tmp_path / "base")
     peftlab.load_adapter(base, tmp_path / "stock", name="mine")
-    peftlab.detach(base.model, "mine")
-    peftlab.load_adapter(base, tmp_path / "stock", name="mine")
     ids, mask = torch.randint(2, 60, (3, 9)), torch.ones(3, 9, dtype=torch.bool)
     mask[1, 5:] = False
     ids[~mask] = config.pad_token_id
@@ -145,6 +151,124 @@ def test_heads_of_the_other_families(family, kind, tmp_path, minilm):
         expected = model(input_ids=ids, attention_mask=mask.long()).logits
         here = base.model(peftlab.Batch(ids, mask)).logits
     torch.testing.assert_close(here, expected, rtol=0, atol=1e-4)
+    peftlab.save_adapter(base, "mine", tmp_path / "ours", to="peft")
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "classifier")
+    again = peft.PeftModel.from_pretrained(plain, tmp_path / "ours").eval()
+    with torch.no_grad():
+        there = again(input_ids=ids, attention_mask=mask.long()).logits
+    torch.testing.assert_close(there, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "targets", ["all-linear", ["dense"], ["layer.0.attention.self.query", "layer.1.attention.self.value"]]
+)
+def test_stock_targets_outside_the_blocks_and_by_layer(targets, base, minilm, tmp_path):
+    config = peft.LoraConfig(**SEQ_CLS, r=2, target_modules=targets, init_lora_weights=False)
+    model = peft.get_peft_model(classifier(minilm), config).eval()
+    model.save_pretrained(tmp_path / "stock")
+    peftlab.load_adapter(base, tmp_path / "stock", name="mine")
+    with torch.no_grad():
+        expected, here = model(**inputs(minilm, TEXTS)).logits, base.model(base.encode(TEXTS)).logits
+    torch.testing.assert_close(here, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["lora", "dora"])
+def test_without_a_head_both_ways(name, base, minilm, tmp_path):
+    config = peft.LoraConfig(task_type="FEATURE_EXTRACTION", r=3, target_modules=["query"], use_dora=name == "dora")
+    config.init_lora_weights = False
+    model = peft.get_peft_model(transformers.AutoModel.from_pretrained(minilm), config).eval()
+    model.save_pretrained(tmp_path / "stock")
+    peftlab.load_adapter(base, tmp_path / "stock", name="mine")
+    peftlab.save_adapter(base, "mine", tmp_path / "ours", to="peft")
+    again = peft.PeftModel.from_pretrained(transformers.AutoModel.from_pretrained(minilm), tmp_path / "ours").eval()
+    with torch.no_grad():
+        expected = model(**inputs(minilm, TEXTS)).last_hidden_state
+        there = again(**inputs(minilm, TEXTS)).last_hidden_state
+        here = base.model(base.encode(TEXTS)).hidden
+    torch.testing.assert_close(here, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(there, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_a_start_that_changes_the_base_is_refused(start, base, minilm, tmp_path):
+    config = peft.LoraConfig(**SEQ_CLS, r=2, target_modules=["query"], init_lora_weights=start)
+    peft.get_peft_model(classifier(minilm), config).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=f"init_lora_weights is '{start}', which changes the base itself"):
+        peftlab.load_adapter(base, tmp_path, name="mine")
+
+
+def test_a_base_without_a_pooler_is_not_exported_with_a_classifier(tmp_path, minilm):
+    transformers.BertModel(
+        transformers.BertConfig(**BERT | {"vocab_size": 30522}), add_pooling_layer=False
+    ).save_pretrained(tmp_path / "b")
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(minilm / file, tmp_path / "b")
+    base = peftlab.load(tmp_path / "b")
+    add(base.model, "mine", peftlab.LoRA(rank=2), labels=2)
+    with pytest.raises(UserError, match="this base has no pooler"):
+        peftlab.save_adapter(base, "mine", tmp_path / "no", to="peft")
+    peftlab.save_adapter(base, "mine", tmp_path / "ours")
+    peftlab.detach(base.model, "mine")
+    peftlab.load_adapter(base, tmp_path / "ours", name="mine")
+
+
+@pytest.mark.parametrize("name", ["p-tuning-lstm", "p-tuning-mlp", "prefix-mlp", "prefix-shared"])
+def test_what_is_folded_is_saved_and_loaded(name, base, tmp_path):
+    add(base.model, "mine", METHODS[name], labels=2)
+    peftlab.fold(base.model, "mine")
+    peftlab.save_adapter(base, "mine", tmp_path / "folded")
+    before = base.model(base.encode(TEXTS)).logits
+    peftlab.detach(base.model, "mine")
+    peftlab.load_adapter(base, tmp_path / "folded", name="mine")
+    assert torch.equal(base.model(base.encode(TEXTS)).logits, before)
+
+
+def test_a_failed_save_leaves_the_adapter_that_was_there(base, tmp_path, monkeypatch):
+    add(base.model, "mine", peftlab.LoRA(rank=2), labels=2)
+    peftlab.save_adapter(base, "mine", tmp_path / "saved")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+    monkeypatch.setattr("peftlab.peft.formats.probe_output", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        peftlab.save_adapter(base, "mine", tmp_path / "saved")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()} == before
+
+
+def test_a_text_is_cut_where_virtual_tokens_need_positions(base):
+    add(base.model, "mine", peftlab.Prompt(tokens=20, layout="peft"))
+    batch = base.encode(["word " * 600], truncate=True)
+    assert batch.ids.shape[1] == 512 - 20
+    base.model(batch)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    method=st.one_of(
+        st.builds(
+            peftlab.LoRA,
+            rank=st.integers(1, 8),
+            alpha=st.integers(1, 40),
+            targets=st.lists(st.sampled_from(["q", "k", "v", "o", "up", "down"]), min_size=1, unique=True).map(tuple),
+            layers=st.none() | st.lists(st.integers(0, 5), min_size=1, unique=True).map(tuple),
+            rs=st.booleans(),
+            dora=st.booleans(),
+        ),
+        st.builds(
+            peftlab.Adapter, placement=st.sampled_from(["houlsby", "pfeiffer", "parallel"]), width=st.integers(1, 9)
+        ),
+        st.builds(peftlab.Prefix, length=st.integers(1, 5), layout=st.sampled_from(["native", "peft"])),
+    ),
+    labels=st.none() | st.integers(1, 4),
+)
+def test_save_load_save_is_byte_equal_whatever_the_settings(whole, tmp_path_factory, method, labels):
+    folder = tmp_path_factory.mktemp("property")
+    add(whole.model, "mine", method, labels=labels)
+    peftlab.save_adapter(whole, "mine", folder / "a")
+    peftlab.detach(whole.model, "mine")
+    peftlab.load_adapter(whole, folder / "a", name="other")
+    peftlab.save_adapter(whole, "other", folder / "b")
+    peftlab.detach(whole.model, "other")
+    for path in (folder / "a").iterdir():
+        assert path.read_bytes() == (folder / "b" / path.name).read_bytes()
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -192,7 +316,7 @@ def test_a_native_layout_is_not_exported_as_if_it_were_stock_s(name, base, minil
         (peftlab.Adapter(), None, "stock peft has no adapter"),
         (peftlab.BitFit(), None, "stock peft has no bitfit"),
         (peftlab.LoRA(), peftlab.Classifier(labels=2, pool="mean"), 'use pool = "first"'),
-        (peftlab.Full(), None, "it trains the base itself: save the base instead"),
+        (peftlab.Full(), None, "it trains the base itself: save the base with its head instead"),
     ],
 )
 def test_what_stock_peft_has_no_place_for_is_told(method, head, message, base, tmp_path):
@@ -226,6 +350,44 @@ def change_tensors(folder: Path, change) -> None:
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
+STOCK_DAMAGE = [
+    {"lora_alpha": None},
+    {"lora_alpha": "8"},
+    {"peft_type": []},
+    {"modules_to_save": 5},
+    {"alpha_pattern": []},
+    {"alpha_pattern": {"query": "x"}},
+    {"alpha_pattern": {"(a+)+$": 1}},
+    {"lora_dropout": 7},
+    {"bias": "all"},
+    {"r": "8"},
+]
+
+
+@pytest.mark.parametrize("change", STOCK_DAMAGE, ids=str)
+def test_odd_values_in_a_stock_adapter_are_told(change, base, minilm, tmp_path):
+    peft.get_peft_model(classifier(minilm), STOCK["lora"]).save_pretrained(tmp_path)
+    change_config(tmp_path, "adapter_config.json", lambda config: config.update(change))
+    if change == {"alpha_pattern": []}:
+        peftlab.load_adapter(base, tmp_path, name="mine")  # as good as none
+        return
+    with pytest.raises(UserError) as caught:
+        peftlab.load_adapter(base, tmp_path, name="mine")
+    assert "\n" not in str(caught.value)
+    assert base.model.adapters == {}
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (5, 7), (5, 384, 2)])
+def test_odd_shapes_in_a_stock_prompt_are_told(shape, base, minilm, tmp_path):
+    peft.get_peft_model(classifier(minilm), STOCK["prompt"]).save_pretrained(tmp_path)
+    change_tensors(tmp_path, lambda t: t.update({"prompt_embeddings": torch.zeros(shape)}))
+    with pytest.raises(UserError):
+        peftlab.load_adapter(base, tmp_path, name="mine")
+    change_tensors(tmp_path, lambda t: t.update({"prompt_embeddings": torch.zeros(5, 384), "extra": torch.zeros(1)}))
+    with pytest.raises(UserError, match="tensor extra belongs to nothing"):
+        peftlab.load_adapter(base, tmp_path, name="mine")
+
+
 HEAD = "base_model.model.classifier.weight"
 QUERY = "base_model.model.bert.encoder.layer.0.attention.self.query"
 
@@ -251,7 +413,14 @@ DAMAGE = [
     (sidecar(lambda c: c["method"].update(rank=1000)), "rank 1000 is larger than the matrix"),
     (sidecar(lambda c: c["method"].update(rnk=2)), "setting of lora in .* 'rnk': did you mean 'rank'"),
     (sidecar(lambda c: c["method"].update(name="lorra")), "did you mean 'lora'"),
-    (sidecar(lambda c: c.pop("base")), "is not a sidecar of this version"),
+    (sidecar(lambda c: c.pop("base")), "is not an adapter of this version"),
+    (sidecar(lambda c: c.pop("probe")), "has no probes"),
+    (sidecar(lambda c: c.update(probe=[["x"]])), "has no probes"),
+    (sidecar(lambda c: c.update(format=99)), "has format 99: this version reads 1"),
+    (sidecar(lambda c: c["method"].update(alpha="x")), "alpha is 'x'"),
+    (sidecar(lambda c: c["method"].update(rank=10**9)), "rank is 1000000000"),
+    (sidecar(lambda c: c["head"].update(labels=10**9)), "labels is 1000000000"),
+    (tensors(lambda t: t[f"{QUERY}.lora_A.weight"].fill_(float("nan"))), "values that are not finite"),
     (sidecar(lambda c: c["base"].update(weights="0" * 64)), "not for .*: its weights is 000000000000"),
     (sidecar(lambda c: c.update(peft_type="LORRA"), "adapter_config.json"), "did you mean 'LORA'"),
     (lambda folder: (folder / "adapter_config.json").write_text("{"), "adapter_config.json is not valid JSON"),
@@ -312,7 +481,7 @@ def test_a_folder_without_an_adapter_is_told(base, tmp_path):
 def test_saving_while_merged_is_refused(base, saved, tmp_path):
     peftlab.load_adapter(base, saved, name="mine")
     peftlab.merge(base.model, "mine")
-    with pytest.raises(UserError, match="mine is merged into the base: unmerge before saving"):
+    with pytest.raises(UserError, match="mine is merged into the base: unmerge before you save an adapter"):
         peftlab.save_adapter(base, "mine", tmp_path / "no")
     base.save(tmp_path / "merged")  # the way to a merged checkpoint
     merged = transformers.AutoModel.from_pretrained(tmp_path / "merged").eval()

@@ -29,12 +29,17 @@ class Batch:
             raise UserError(
                 f"the batch is empty: ids have shape {list(self.ids.shape)}, at least one row of one token is needed"
             )
+        for name, tensor in (("ids", self.ids), ("segments", self.segments)):
+            if tensor is not None and (tensor.is_floating_point() or tensor.dtype == torch.bool):
+                raise UserError(f"{name} are {tensor.dtype}: they must be whole numbers, such as torch.long")
         for name, tensor in (("mask", self.mask), ("segments", self.segments)):
             if tensor is not None and tensor.shape != self.ids.shape:
                 raise UserError(
                     f"{name} has shape {list(tensor.shape)}, ids have {list(self.ids.shape)}: they must be equal"
                 )
+        object.__setattr__(self, "ids", self.ids.long())
         object.__setattr__(self, "mask", self.mask.bool())
+        object.__setattr__(self, "segments", None if self.segments is None else self.segments.long())
         object.__setattr__(self, "full", bool(self.mask.all()))
 
     def __len__(self) -> int:

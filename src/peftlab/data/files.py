@@ -16,6 +16,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from peftlab.errors import UserError
 
@@ -55,6 +56,19 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def read_object(path: Path, missing: str = "") -> dict[str, Any]:
+    """The JSON object in a file; `missing` says what the file is for, where it is not there."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing{missing and ': '}{missing}")
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds a {type(value).__name__}, not an object of settings")
+    return value
+
+
 def write_manifest(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Write down the SHA-256 of each named file of the folder, and return them; to be called last."""
     hashes = {name: sha256(folder / name) for name in sorted(names)}
@@ -67,12 +81,9 @@ def check_manifest(folder: Path) -> dict[str, str]:
     path = folder / MANIFEST
     if not path.is_file():
         return {}
-    try:
-        hashes: dict[str, str] = dict(json.loads(path.read_bytes())["sha256"])
-    except (ValueError, KeyError, TypeError):
-        raise UserError(
-            f"{path} is not a manifest: it was changed or damaged; fetch or save the folder again"
-        ) from None
+    hashes = read_object(path).get("sha256")
+    if not isinstance(hashes, dict) or not all(isinstance(text, str) for pair in hashes.items() for text in pair):
+        raise UserError(f"{path} is not a manifest: it was changed or damaged; fetch or save the folder again")
     for name, expected in hashes.items():
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing, and {MANIFEST} names it; fetch or save it again")

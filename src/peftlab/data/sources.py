@@ -109,7 +109,7 @@ def fetch_base(name: str) -> Path:
 
     A short name wins over a folder of the same name; write `./minilm` for that folder.
     """
-    if name not in BASES and Path(name).expanduser().is_file():
+    if name not in BASES and (path := _path(name)) is not None and path.is_file():
         raise UserError(f"base {name!r} is a file: give the folder that holds config.json and model.safetensors")
     return _fetch("base", name, BASES, "model")
 
@@ -126,11 +126,20 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "peftlab"
 
 
+def _path(name: str) -> Path | None:
+    """The path of that name, if there is one; an empty name would be the folder one stands in."""
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, no such user, a NUL
+        return None
+
+
 def _fetch(what: str, name: str, table: Mapping[str, Source], hub_type: HubType) -> Path:
     """Find out what the name means, then give its folder: from the cache if that is whole, else from its sources."""
     if name in table:
         source = table[name]
-    elif name and (path := Path(name).expanduser()).exists():  # an empty name would be the folder one stands in
+    elif (path := _path(name)) is not None:
         return path
     elif HUB_ID.fullmatch(name):
         source = Source(about=name, hub=name, hub_type=hub_type)

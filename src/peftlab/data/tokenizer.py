@@ -23,7 +23,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
 from peftlab.data.batch import Batch
-from peftlab.data.files import write_text
+from peftlab.data.files import read_object, write_text
 from peftlab.errors import UserError, unknown
 
 Name = str | os.PathLike[str]
@@ -258,15 +258,7 @@ def _text(mark: Any) -> str | None:
 
 def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} if there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds a {type(value).__name__}: a JSON object is needed")
-    return value
+    return read_object(path) if path.is_file() else {}
 
 
 def _count_words(files: Iterable[Name], backend: tokenizers.Tokenizer) -> Counter[str]:

@@ -136,14 +136,14 @@ class Embedding(nn.Module):
         if virtual is None:
             x, first = x + self.positions(positions, mask), start
         else:
-            n, used = virtual.vectors.shape[1], virtual.mask.sum(1)
+            n = virtual.vectors.shape[1]
             x = x + self.positions(positions + virtual.shift[:, None], mask)
-            slots = (virtual.mask.cumsum(1) - 1).clamp(min=0)
-            placed = virtual.placed[:, None, None] * self.positions(slots, virtual.mask)
-            vectors = virtual.vectors + (0.0 if self.segments is None else self.segments.weight[0]) + placed
+            slots = (virtual.placed.cumsum(1) - 1).clamp(0, self.positions.count - 1)  # type: ignore[operator]
+            vectors = virtual.vectors + (0.0 if self.segments is None else self.segments.weight[0])
+            vectors = vectors + virtual.placed[..., None] * self.positions(slots, virtual.mask)
             x = torch.cat([vectors.to(x.dtype), x], 1)
             mask, full = torch.cat([virtual.mask, mask], 1), full and virtual.full
-            first = torch.where(virtual.placed & (used > 0), n - used, n + start)
+            first = torch.where(virtual.placed.any(1), virtual.placed.int().argmax(1) if n else n + start, n + start)
         x = self.project(self.dropout(self.norm(x, mask, route)), route)
         return Embedded(x, mask, full, n, first)
 

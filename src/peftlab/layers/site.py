@@ -68,7 +68,7 @@ class Virtual(NamedTuple):
     mask: Tensor
     """[B, n] True where a slot is used"""
     placed: Tensor
-    """[B] True: the virtual tokens take the first positions, and the head reads the first of them"""
+    """[B, n] True where a virtual token takes a position, the first ones; the head reads the first of them"""
     shift: Tensor
     """[B] by how much the positions of the real tokens move"""
     full: bool
@@ -111,6 +111,13 @@ class Addition(nn.Module):
         raise NotImplementedError(type(self).__name__)
 
     mergeable: ClassVar[bool] = False
+    """whether it is a change of a weight or a bias, which `merged` can make"""
+    moves: int = 0
+    """by how much it moves the positions of the real tokens"""
+
+    def combine(self, parts: Sequence[Any], weights: Sequence[float]) -> None:
+        """Become the weighted sum of others of its kind."""
+        raise NotImplementedError(type(self).__name__)
 
     def folded(self) -> Addition:
         """The same addition without what only training needs."""
@@ -196,7 +203,7 @@ class TokensSite(Site):
         return Virtual(
             vectors=torch.cat([part.vectors for part in parts], 1),
             mask=torch.cat([part.mask for part in parts], 1),
-            placed=torch.stack([part.placed for part in parts]).any(0),
+            placed=torch.cat([part.placed for part in parts], 1),
             shift=torch.stack([part.shift for part in parts]).sum(0),
             full=all(part.full for part in parts),
         )
@@ -289,6 +296,21 @@ class HeadSite(Site):
         widest = max(part.scores.shape[1] for part in parts)
         scores = torch.stack([F.pad(part.scores, (0, widest - part.scores.shape[1])) for part in parts]).sum(0)
         return Logits(scores, torch.stack([part.counts for part in parts if part.counts is not None]).sum(0))
+
+
+def stack(rows: Sequence[Tensor | None], like: Tensor, size: int | None = None, dim: int = 0) -> Tensor:
+    """[B, …] from one tensor a row, zeros where there is none; dimension `dim` is padded with zeros to `size`."""
+    shape = list(like.shape)
+    shape[dim] = shape[dim] if size is None else size
+    empty = like.new_zeros(shape)
+
+    def padded(row: Tensor) -> Tensor:
+        missing = list(shape)
+        missing[dim] -= row.shape[dim]
+        return torch.cat([row, row.new_zeros(missing)], dim)
+
+    whole = shape[dim]
+    return torch.stack([empty if row is None else row if row.shape[dim] == whole else padded(row) for row in rows])
 
 
 def hide_empty_sites(module: nn.Module) -> str:

@@ -16,6 +16,7 @@ from peftlab.data.batch import Batch
 from peftlab.data.files import check_manifest, write_manifest
 from peftlab.data.sources import fetch_base
 from peftlab.data.tokenizer import Tokenizer
+from peftlab.errors import UserError
 from peftlab.models.encoder import Encoder, EncoderConfig
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
 
@@ -44,9 +45,14 @@ class Base:
         truncate: bool = False,
         pad_side: Literal["left", "right"] = "right",
     ) -> Batch:
-        """Texts, or pairs of texts, to a batch on the model's device; a text longer than the positions is an error
-        unless `truncate` cuts it."""
-        batch = self.tokenizer.encode(texts, max_length=self.config.max_length, truncate=truncate, pad_side=pad_side)
+        """Texts, or pairs of texts, to a batch on the model's device.
+
+        A text longer than the positions, less those that active virtual tokens take, is an error unless `truncate`.
+        """
+        site = self.model.embedding.tokens
+        taken = sum(addition.moves for name in site.active if (addition := site.get(name)) is not None)
+        length = self.config.max_length - taken
+        batch = self.tokenizer.encode(texts, max_length=length, truncate=truncate, pad_side=pad_side)
         return batch.to(self.model.embedding.words.weight.device)
 
     def save(self, folder: str | Path, head: str | None = None) -> None:
@@ -55,6 +61,8 @@ class Base:
         With `head`, the name of an adapter, its classifier is written too, for `AutoModelForSequenceClassification`.
         """
         folder = Path(folder)
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file: give a folder to save to")
         names = save_checkpoint(self.model, self.family, self.settings, folder, head)
         write_manifest(folder, [*names, *self.tokenizer.save(folder)])
 

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from peftlab.data.batch import Batch
-from peftlab.errors import UserError
+from peftlab.errors import UserError, unknown
 from peftlab.layers import masks
-from peftlab.layers.attention import Attention, Look
+from peftlab.layers.attention import SCORES, Attention, Look
 from peftlab.layers.embedding import Embedding, LearnedPositions, NoPositions, SinusoidalPositions, Table
 from peftlab.layers.feedforward import FeedForward
 from peftlab.layers.linear import Linear
@@ -29,6 +29,9 @@ from peftlab.layers.norm import NORMS
 from peftlab.layers.residual import RESIDUALS, Absent, Residual
 from peftlab.layers.site import HeadSite, Route, States, name_sites
 from peftlab.models.model import Model, Output
+
+POSITIONS = ("learned", "sinusoidal", "none")
+HEADS = ("linear", "tanh", "gelu", "relu")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,15 @@ class EncoderConfig:
     """the id of the padding token"""
     init_std: float = 0.02
     """standard deviation of the initial weights"""
+
+    def __post_init__(self) -> None:
+        for name, value in (("dim", self.dim), ("layers", self.layers), ("heads", self.heads), ("vocab", self.vocab)):
+            if type(value) is not int or value < 1:
+                raise UserError(f"{name} is {value!r}: it must be a whole number of at least 1")
+        choices = {"position": POSITIONS, "norm": NORMS, "residual": RESIDUALS, "score": SCORES, "head": HEADS}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise unknown(name, str(getattr(self, name)), allowed)
 
 
 class Block(nn.Module):
@@ -144,7 +156,7 @@ class Encoder(Model):
         state = x[torch.arange(len(batch), device=x.device), first]  # [B, D]
         pooled = None if self.pooler is None else self.pooler(state, route)
         scores, counts = self.head(States(state, x[:, n:], batch.mask, pooled), route) or (None, None)
-        maps = None if looks is None else tuple(look.weights for look in looks)
+        maps = None if looks is None else tuple(look.weights[:, :, n:] for look in looks)
         return Output(x[:, n:], pooled, maps, scores, counts)
 
     def check(self, batch: Batch, route: Route | None) -> None:
@@ -153,11 +165,13 @@ class Encoder(Model):
         if low < 0 or high >= self.config.vocab:
             wrong = low if low < 0 else high
             raise UserError(f"token id {wrong} is outside the vocabulary: ids go from 0 to {self.config.vocab - 1}")
-        if batch.segments is not None and self.config.segments and int(batch.segments.max()) >= self.config.segments:
-            raise UserError(
-                f"segment {int(batch.segments.max())} is outside the model's {self.config.segments} segment(s): "
-                "give segments=None"
-            )
+        if batch.segments is not None and self.config.segments:
+            low, high = int(batch.segments.min()), int(batch.segments.max())
+            if low < 0 or high >= self.config.segments:
+                wrong = low if low < 0 else high
+                raise UserError(
+                    f"segment {wrong} is outside the model's {self.config.segments} segment(s): give segments=None"
+                )
         if route is not None and route.rows != len(batch):
             raise UserError(
                 f"{route.rows} adapters are named for a batch of {len(batch)} rows: name one a row, or None"

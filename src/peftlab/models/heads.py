@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from peftlab.errors import UserError, unknown
 from peftlab.layers.dropout import dropout
 from peftlab.layers.feedforward import ACTIVATIONS
-from peftlab.layers.site import Addition, Logits, States
+from peftlab.layers.site import Addition, Logits, States, stack
 from peftlab.models.model import Model
+
+MOST_LABELS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,15 @@ class Classifier:
     """before each linear map"""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.labels, int):
-            object.__setattr__(self, "labels", tuple(self.labels))
-        if self.count < 1:
-            raise UserError(f"labels is {self.labels!r}: a classifier needs at least one label")
+        named = isinstance(self.labels, list | tuple) and all(isinstance(label, str) for label in self.labels)
+        if not named and type(self.labels) is not int:
+            raise UserError(f"labels is {self.labels!r}: it must be how many there are, or a list of their names")
+        if named:
+            object.__setattr__(self, "labels", tuple(self.labels))  # type: ignore[arg-type]
+        if not 1 <= self.count <= MOST_LABELS:
+            raise UserError(f"labels is {self.labels!r}: there must be between 1 and {MOST_LABELS:,}")
+        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise UserError(f"dropout is {self.dropout!r}: it must be at least 0 and below 1")
         if self.pool not in POOLS:
             raise unknown("pool", self.pool, POOLS)
 
@@ -128,16 +135,3 @@ class MixedHeads:
         if self.dense is not None and self.activation is not None:
             x = ACTIVATIONS[self.activation](torch.einsum("bd,bed->be", x, self.dense[0]) + self.dense[1])
         return Logits(torch.einsum("bd,bld->bl", x, self.weight) + self.bias, self.counts)
-
-
-def stack(rows: Sequence[Tensor | None], like: Tensor, size: int | None = None) -> Tensor:
-    """[B, …] from one tensor a row, zeros where there is none, the first dimension padded with zeros to `size`."""
-    size = like.shape[0] if size is None else size
-    empty = like.new_zeros(size, *like.shape[1:])
-    padded = [empty if row is None else row if row.shape[0] == size else pad_rows(row, size) for row in rows]
-    return torch.stack(padded)
-
-
-def pad_rows(tensor: Tensor, size: int) -> Tensor:
-    """Zeros below the last row, up to `size` rows."""
-    return torch.cat([tensor, tensor.new_zeros(size - tensor.shape[0], *tensor.shape[1:])])

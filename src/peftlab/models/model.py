@@ -25,11 +25,16 @@ class Output:
     pooled: Tensor | None = None
     """[B, D] what the base's own pooler makes of the first token; None where the family has none"""
     attention: tuple[Tensor, ...] | None = None
-    """one [B, H, T, T] a layer, on request; columns of virtual tokens come first"""
+    """one [B, H, T, virtual + T] a layer, on request: the columns of virtual tokens and prefixes come first"""
     scores: Tensor | None = None
     """[B, L] the heads' output, as wide as the widest; `logits` is what to read"""
     counts: Tensor | None = None
     """[B] how many of a row's scores count; None: all"""
+
+    @property
+    def virtual(self) -> int:
+        """How many columns of `attention` stand for virtual tokens and prefixes."""
+        return 0 if not self.attention else self.attention[0].shape[-1] - self.hidden.shape[1]
 
     @property
     def logits(self) -> Any:

@@ -10,6 +10,7 @@ A checkpoint is a folder with `config.json` and `model.safetensors` (or shards w
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peftlab.data.files import replace_file, write_text
+from peftlab.data.files import read_object, replace_file, write_text
 from peftlab.data.tensors import Tensors
 from peftlab.errors import UserError, unknown
 from peftlab.layers.site import Address
@@ -81,20 +82,21 @@ class Family:
     """fields of ours that are the same in every checkpoint of the family"""
     head: dict[str, str] = field(default_factory=lambda: {"dense": "pooler.dense", "out": "classifier"})
     """our part of a classifier → theirs"""
+    past_keys: bool = True
+    """whether its class in `transformers` takes keys and values of earlier tokens"""
     pads_positions: bool = False
     """the table of positions starts behind the padding token's row: offset = pad + 1"""
 
     def module(self, address: Address) -> str | None:
-        """A site's address → the module in a `transformers` classifier, None where it has none of its own."""
+        """A site's address → the module in the base of `transformers`, None where it has none of its own."""
         part, sublayer = (
             f"sublayer.{address.part}",
             {"self": "self_attention", "ff": "feedforward"}.get(address.sublayer),
         )
         for ours in (f"{sublayer}.{part}", f"{sublayer}.{address.part}"):
             if address.layer is not None and ours in self.block:
-                return f"{self.prefix}{self.layers}{address.layer}.{self.block[ours]}"
-        outside = self.outside.get(f"{address.sublayer}.{address.part}")
-        return outside and f"{self.prefix}{outside}"
+                return f"{self.layers}{address.layer}.{self.block[ours]}"
+        return self.outside.get(f"{address.sublayer}.{address.part}")
 
     def published(self, name: str) -> str:
         """Our name of a tensor → theirs: `blocks.3.feedforward.norm.bias` → `encoder.layer.3.output.LayerNorm.bias`."""
@@ -144,6 +146,7 @@ FAMILIES = {
         },
         fixed={"segments": 0, "norm_eps": 1e-12, "head": "relu"},
         head={"dense": "pre_classifier", "out": "classifier"},
+        past_keys=False,
     ),
 }
 REQUIRED = ("vocab", "dim", "layers", "heads", "inner")
@@ -153,10 +156,10 @@ LARGEST = 10_000_000
 
 def load_checkpoint(folder: Path) -> tuple[Encoder, str, dict[str, Any]]:
     """The model of a folder, its family, and its `config.json` as it stands there."""
-    settings = read_settings(folder)
-    name = settings.get("model_type", "")
+    settings = read_object(folder / "config.json", "a base is a folder with config.json and model.safetensors")
+    name = str(settings.get("model_type", ""))
     if name not in FAMILIES:
-        raise unknown(f"architecture in {folder / 'config.json'} (model_type)", str(name), FAMILIES)
+        raise unknown(f"architecture in {folder / 'config.json'} (model_type)", name, FAMILIES)
     family, tensors = FAMILIES[name], Tensors.in_folder(folder)
     config = read_config(family, settings, folder / "config.json")
     theirs = base_names(family, tensors)
@@ -218,20 +221,6 @@ def with_head(
     return tensors, labels | {"architectures": [family.architecture.replace("Model", "ForSequenceClassification")]}
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
-    """The content of `config.json`."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(f"{path} is missing: a base is a folder with config.json and model.safetensors")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"{path} holds a {type(settings).__name__}, not an object of settings")
-    return settings
-
-
 def read_config(family: Family, settings: dict[str, Any], path: Path) -> EncoderConfig:
     """Their settings → our configuration, each value checked."""
     if settings.get("position_embedding_type", "absolute") != "absolute" or settings.get("is_decoder"):
@@ -245,7 +234,7 @@ def read_config(family: Family, settings: dict[str, Any], path: Path) -> Encoder
         value, kind = settings[theirs], EncoderConfig.__annotations__[ours].split(" ")[0]
         if value is None and ours == "pad":
             value = 0
-        number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         right = {
             "int": number and value == int(value) and 0 <= value <= LARGEST,
             "float": number and 0 <= value <= 1,
@@ -253,7 +242,7 @@ def read_config(family: Family, settings: dict[str, Any], path: Path) -> Encoder
         }[kind]
         if not right or (ours in REQUIRED and value == 0):
             raise UserError(f"{theirs} in {path} is {value!r}: it must be a sensible {kind}")
-        values[ours] = value
+        values[ours] = int(value) if kind == "int" else value
     if family.pads_positions:
         values["position_offset"] = values.get("pad", 1) + 1
         values["max_length"] = values.get("max_length", 514) - values["position_offset"]

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 
 from peftlab.layers.feedforward import ACTIVATIONS, activation_named
 from peftlab.layers.residual import Residual
-from peftlab.layers.site import Addition
+from peftlab.layers.site import Addition, stack
 from peftlab.models.model import Place
 from peftlab.peft.changes import NormChange
-from peftlab.peft.method import Method, check_at_least, check_choice, check_layers, stack
+from peftlab.peft.method import Method, check_block_numbers, check_choice, check_layers, check_number, check_whole
 
+MOST = 16_384
 Join = Callable[[Tensor], Tensor]
 
 
@@ -60,7 +61,10 @@ class Adapter(Method):
 
     def __post_init__(self) -> None:
         check_choice("placement", self.placement, PLACEMENTS)
-        check_at_least(1, reduction=self.reduction, **({} if self.width is None else {"width": self.width}))
+        object.__setattr__(self, "layers", check_block_numbers(self.layers))
+        check_whole(1, MOST, reduction=self.reduction, **({} if self.width is None else {"width": self.width}))
+        check_number(-1e6, 1e6, scale=self.scale)
+        check_number(0, 10, init_std=self.init_std)
         activation_named(self.activation)
 
     def build(self, places: Mapping[str, Place]) -> dict[str, Addition]:

@@ -32,8 +32,21 @@ def attach(model: Model, name: str, method: Method, head: Classifier | None = No
     check_name(model, name)
     if not isinstance(method, Method):
         raise UserError(f"{method!r} is not a method: give one such as peftlab.LoRA(rank=8)")
-    built = build(model, method, head)
-    put(model, name, method, head, built)
+    if method.trains_base:
+        refuse_merged(model, "train the base")
+    put(model, name, method, head, build(model, method, head))
+
+
+def head_address(model: Model) -> str:
+    """Where the head goes."""
+    (key,) = (key for key, site in model.sites().items() if site.kind == "head")
+    return key
+
+
+def refuse_merged(model: Model, what: str) -> None:
+    """Some things can't be done while the base's weights are not its own."""
+    if model.merged:
+        raise UserError(f"{', '.join(model.merged)} is merged into the base: unmerge before you {what}")
 
 
 def build(model: Model, method: Method, head: Classifier | None) -> dict[str, Addition]:
@@ -43,12 +56,13 @@ def build(model: Model, method: Method, head: Classifier | None) -> dict[str, Ad
         kinds = sorted({site.kind for site in model.sites().values()})
         raise UserError(f"{method.name} needs a {' or '.join(method.kinds)} site: this model has {', '.join(kinds)}")
     built = method.build(places)
+    if method.kinds and not built:
+        raise UserError(f"{method!r} finds no place in this model: nothing would be attached")
     if head is not None:
-        (key,) = (key for key, site in model.sites().items() if site.kind == "head")
-        built = {**built, key: head.build(model)}
+        built = {**built, head_address(model): head.build(model)}
     parameter = next(model.parameters())
     for addition in built.values():
-        addition.to(parameter.device).train(model.training)
+        addition.to(parameter.device, parameter.dtype).train(model.training)
     return built
 
 
@@ -66,14 +80,17 @@ def activate(model: Model, names: Sequence[str]) -> None:
     """Let exactly these adapters act, in this order where the order matters; none with an empty list."""
     for name in names:
         known(model, name)
+    for name in model.merged:
+        if name not in names:
+            raise UserError(f"adapter {name!r} is merged into the base and so it acts: unmerge it first")
     model.active = tuple(dict.fromkeys(names))
-    acting = [name for name in model.active if name not in model.merged]
     for site in model.sites().values():
-        site.active = tuple(name for name in acting if name in site)
+        here = {name: site.get(name) for name in model.active}
+        site.active = tuple(n for n, a in here.items() if a is not None and not (a.mergeable and n in model.merged))
 
 
 def detach(model: Model, name: str) -> None:
-    """Take an adapter away; the base is as it was before it came."""
+    """Take an adapter away; the base is as it was before it came, unless the adapter trained the base itself."""
     known(model, name)
     if name in model.merged:
         unmerge(model, name)
@@ -86,6 +103,7 @@ def detach(model: Model, name: str) -> None:
 
 def freeze(model: Model) -> None:
     """Train exactly what the active adapters declare, heads included; everything else gets no gradient."""
+    refuse_merged(model, "train")
     base = any(model.adapters[name].method.trains_base for name in model.active)
     model.requires_grad_(base)
     for parameter in model.parameters():
@@ -112,9 +130,10 @@ def merge(model: Model, name: str) -> Drift:
     known(model, name)
     if name in model.merged:
         raise UserError(f"adapter {name!r} is merged already")
-    stuck = [
-        key for key, addition in model.additions(name).items() if not addition.mergeable and not key.endswith(".head")
-    ]
+    if name not in model.active:
+        raise UserError(f"adapter {name!r} is not active, and merged it would act: activate it first")
+    head = head_address(model)
+    stuck = [key for key, addition in model.additions(name).items() if not addition.mergeable and key != head]
     if stuck or model.adapters[name].method.trains_base:
         where = f": what it has at {stuck[0]} is no change of a weight" if stuck else ""
         raise UserError(f"adapter {name!r} ({model.adapters[name].method.name}) can't be merged into the base{where}")
@@ -149,9 +168,10 @@ def remerge(model: Model, names: tuple[str, ...]) -> Drift:
         for addition in changes:
             weight, bias = addition.merged(weight, bias)
         restore(owner, {"weight": weight, "bias": bias})
-        largest = float((owner.weight.double() - weight).abs().max())
-        if largest >= drift.largest:
-            drift = Drift(largest, largest / float(weight.abs().max().clamp(min=1e-30)), key)
+        for kept, exact in ((owner.weight, weight), (owner.bias, bias)):
+            largest = 0.0 if exact is None else float((kept.double() - exact).abs().max())
+            if exact is not None and largest >= drift.largest:
+                drift = Drift(largest, largest / float(exact.abs().max().clamp(min=1e-30)), key)
     model.merged = names
     activate(model, model.active)
     return drift
@@ -183,13 +203,14 @@ def combine(model: Model, name: str, weights: Mapping[str, float]) -> None:
     built = build(model, method, None)
     for key, into in built.items():
         here = {other: addition for other in weights if (addition := model.additions(other).get(key)) is not None}
-        into.combine(list(here.values()), [weights[other] for other in here], into)  # type: ignore[operator]
+        into.combine(list(here.values()), [weights[other] for other in here])
     put(model, name, method, None, built)
 
 
 def fold(model: Model, name: str) -> None:
     """Let go what only training needs: a network that makes vectors is replaced by the vectors."""
-    known(model, name)
+    attached = known(model, name)
+    attached.method = attached.method.folded()
     sites = model.sites()
     for key, addition in model.additions(name).items():
         trains = any(parameter.requires_grad for parameter in addition.parameters())

@@ -17,8 +17,9 @@ from torch import nn
 from peftlab.layers.linear import Linear
 from peftlab.layers.site import Addition
 from peftlab.models.model import Model, Place
+from peftlab.models.pretrained import Family
 from peftlab.peft.changes import BiasChange, NormChange
-from peftlab.peft.method import Method, check_at_least
+from peftlab.peft.method import Method, check_whole
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Full(Method):
     trains_base = True
     lr = 5e-5
 
-    def why_not_stock(self) -> str | None:
-        return "it trains the base itself: save the base instead (base.save)"
+    def why_not_stock(self, family: Family) -> str | None:
+        return "it trains the base itself: save the base with its head instead (base.save(folder, head=name))"
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,17 @@ class SlowStart(Full):
     """steps until the next block joins"""
 
     def __post_init__(self) -> None:
-        check_at_least(1, every=self.every)
+        check_whole(1, 10**9, every=self.every)
 
     def thaw(self, model: Model, step: int) -> None:
         """The head and the pooler train from the start, after each `every` steps one block more, last the embedding."""
         blocks: Any = model.blocks
         stages: list[nn.Module] = [*reversed(blocks), model.embedding]  # type: ignore[list-item]
+        added = {id(p) for site in model.sites().values() for p in site.parameters()}
         for stage, part in enumerate(stages):
-            part.requires_grad_(step >= self.every * (stage + 1))
+            for parameter in part.parameters():
+                if id(parameter) not in added:
+                    parameter.requires_grad_(step >= self.every * (stage + 1))
 
 
 @dataclass(frozen=True)

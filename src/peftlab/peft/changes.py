@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peftlab.layers.site import Addition
-from peftlab.peft.method import stack
+from peftlab.layers.site import Addition, stack
 
 
 class BiasChange(Addition):

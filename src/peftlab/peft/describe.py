@@ -67,7 +67,8 @@ class Description:
         lines = []
         for (part, *cells, trains), rows in groups.items():
             layers = [row.layer for row in rows if row.layer is not None]
-            where = f"{min(layers)}–{max(layers)}" if len(layers) > 1 else "".join(map(str, layers))
+            whole = len(layers) > 1 and layers == list(range(layers[0], layers[-1] + 1))
+            where = f"{layers[0]}–{layers[-1]}" if whole else ",".join(map(str, layers))
             count = f"{sum(row.parameters for row in rows):,}"
             lines.append((part.replace("*", where), *cells, count, trains))
         return lines

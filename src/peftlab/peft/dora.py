@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from peftlab.layers.dropout import dropout
 from peftlab.layers.linear import Linear
+from peftlab.layers.site import stack
 from peftlab.peft.lora import LoRALinear, MixedLoRA
-from peftlab.peft.method import stack
 
 
 class DoRALinear(LoRALinear):

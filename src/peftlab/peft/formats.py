@@ -22,21 +22,24 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from peftlab.data.files import check_manifest, write_bytes, write_manifest, write_text
+from peftlab.data.files import check_manifest, read_object, write_bytes, write_manifest
 from peftlab.data.tensors import Tensors
 from peftlab.errors import UserError, unknown
 from peftlab.layers.site import Addition
 from peftlab.models.base import Base
 from peftlab.models.heads import Classifier
 from peftlab.models.model import Model
+from peftlab.models.pretrained import FAMILIES
 from peftlab.peft import make_method
-from peftlab.peft.attach import activate, build, check_name, detach, known, put
+from peftlab.peft.attach import build, check_name, detach, known, put, refuse_merged
 from peftlab.peft.method import Method
 from peftlab.peft.probe import probe_ids, probe_output, replay
 from peftlab.peft.stock import CONFIG, MODEL, Read, from_stock, recoverable, stock_files, why_not_head
 
 OWN_TYPE = "PEFTLAB"
+FORMAT = 1
 SIDECAR, SIDE_TENSORS = "peftlab.json", "peftlab.safetensors"
+FOLDER = f"an adapter is a folder with {CONFIG} and {MODEL}"
 
 
 def save_adapter(base: Base, name: str, folder: str | Path, to: str = "auto") -> None:
@@ -44,18 +47,19 @@ def save_adapter(base: Base, name: str, folder: str | Path, to: str = "auto") ->
     folder, model = Path(folder), base.model
     attached = known(model, name)
     method: Method = attached.method
-    why = method.why_not_stock() or why_not_head(attached.head)
+    why = method.why_not_stock(FAMILIES[base.family]) or why_not_head(base, attached)
     if to not in ("auto", "peft"):
         raise unknown("format", to, ("auto", "peft"))
     if method.trains_base or (to == "peft" and why):
         raise UserError(f"adapter {name!r} ({method.name}) can't be saved for stock peft: {why}")
-    if model.merged:
-        raise UserError(f"{', '.join(model.merged)} is merged into the base: unmerge before saving")
+    refuse_merged(model, "save an adapter")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file: give a folder to save to")
     own = own_tensors(model, name)
     config, tensors = stock_files(base, attached, model.additions(name)) if why is None else (own_config(base), own)
     ids = probe_ids(base.tokenizer)
     sidecar = {
-        "format": 1,
+        "format": FORMAT,
         "method": {"name": method.name, **asdict(method)},
         "head": None if attached.head is None else asdict(attached.head),
         "base": base_facts(base),
@@ -64,12 +68,17 @@ def save_adapter(base: Base, name: str, folder: str | Path, to: str = "auto") ->
     # what can be had from the stock file is not written twice; an encoder that makes vectors is only here
     side = {} if tensors is own or recoverable(base, config, tensors, own) else {f"own.{k}": t for k, t in own.items()}
     side["probe"] = probe_output(model, name, ids)
+    # all is made before anything is written, so that a failure leaves what was there
+    files = {
+        MODEL: save(contiguous(tensors), metadata={"format": "pt"}),
+        CONFIG: json.dumps(config, indent=2, sort_keys=True).encode(),
+        SIDE_TENSORS: save(contiguous(side)),
+        SIDECAR: (json.dumps(sidecar, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode(),
+    }
     folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / MODEL, save(contiguous(tensors), metadata={"format": "pt"}))
-    write_text(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True))
-    write_bytes(folder / SIDE_TENSORS, save(contiguous(side)))
-    write_text(folder / SIDECAR, json.dumps(sidecar, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
-    write_manifest(folder, [MODEL, CONFIG, SIDE_TENSORS, SIDECAR])
+    for file, content in files.items():
+        write_bytes(folder / file, content)
+    write_manifest(folder, files)
 
 
 def load_adapter(base: Base, folder: str | Path, name: str | None = None) -> str:
@@ -77,26 +86,40 @@ def load_adapter(base: Base, folder: str | Path, name: str | None = None) -> str
     folder, model = Path(folder), base.model
     name = folder.name if name is None else name
     check_name(model, name)
+    refuse_merged(model, "load an adapter")
     check_manifest(folder)
-    probe = None
-    if (folder / SIDECAR).is_file():
-        sidecar = read_json(folder / SIDECAR)
-        side = read_tensors(folder, SIDE_TENSORS)
-        read, probe = read_ours(base, folder, sidecar, side), side.get("probe")
-    else:
-        read = from_stock(base, read_json(folder / CONFIG), read_tensors(folder, MODEL), folder)
-    built = build(model, read.method, read.head)
+    try:
+        read, probe = read_folder(base, folder)
+        built = build(model, read.method, read.head)
+    except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{folder} is not an adapter of this version: {' '.join(str(error).split())}") from error
     fill(built, read.tensors, folder)
-    active = model.active
     put(model, name, read.method, read.head, built)
     try:
         if probe is not None:
-            replay(model, name, sidecar["probe"], probe, folder)
-    except UserError:
+            replay(model, name, *probe, folder)
+    except BaseException:
         detach(model, name)
-        activate(model, active)
         raise
     return name
+
+
+def read_folder(base: Base, folder: Path) -> tuple[Read, tuple[list[list[int]], Tensor] | None]:
+    """What a folder holds, and where it is ours the probes with the output that they must give."""
+    if not (folder / SIDECAR).is_file():
+        return from_stock(base, read_object(folder / CONFIG, FOLDER), read_tensors(folder, MODEL), folder), None
+    sidecar, side = read_object(folder / SIDECAR), read_tensors(folder, SIDE_TENSORS)
+    ids, vocabulary = sidecar.get("probe"), base.config.vocab
+    if sidecar.get("format") != FORMAT:
+        raise UserError(f"{folder / SIDECAR} has format {sidecar.get('format')!r}: this version reads {FORMAT}")
+    rows = ids if isinstance(ids, list) else []
+    if not rows or not all(isinstance(row, list) and row and all(i in range(vocabulary) for i in row) for row in rows):
+        raise UserError(f"{folder / SIDECAR} has no probes: it is a list of rows of token ids")
+    if "probe" not in side:
+        raise UserError(f"{folder / SIDE_TENSORS} has no output of the probes")
+    return read_ours(base, folder, sidecar, side), (rows, side["probe"])
 
 
 def own_tensors(model: Model, name: str) -> dict[str, Tensor]:
@@ -132,22 +155,19 @@ def weights_hash(model: Model) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.base_state().items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def read_ours(base: Base, folder: Path, sidecar: Mapping[str, Any], side: Mapping[str, Tensor]) -> Read:
     """A folder with our sidecar."""
-    try:
-        check_base(base, sidecar["base"], folder)
-        method = make_method(sidecar["method"], str(folder / SIDECAR))
-        head = None if sidecar["head"] is None else Classifier(**sidecar["head"])
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{folder / SIDECAR} is not a sidecar of this version: {error}") from None
+    check_base(base, sidecar["base"], folder)
+    method = make_method(sidecar["method"], str(folder / SIDECAR))
+    head = None if sidecar["head"] is None else Classifier(**sidecar["head"])
     own = {key.removeprefix("own."): tensor for key, tensor in side.items() if key.startswith("own.")}
     if own:
         return Read(method, head, own)
-    config, tensors = read_json(folder / CONFIG), read_tensors(folder, MODEL)
+    config, tensors = read_object(folder / CONFIG, FOLDER), read_tensors(folder, MODEL)
     if config.get("peft_type") == OWN_TYPE:
         return Read(method, head, tensors)
     return Read(method, head, from_stock(base, config, tensors, folder).tensors)
@@ -182,6 +202,8 @@ def fill(built: Mapping[str, Addition], tensors: Mapping[str, Tensor], folder: P
     for name, parameter in wanted.items():
         if name not in tensors:
             raise UserError(f"{folder} has no tensor for {name}, which its settings ask for")
+        if not tensors[name].isfinite().all():
+            raise UserError(f"the tensor for {name} in {folder} has values that are not finite: it is damaged")
         if tensors[name].shape != parameter.shape:
             there, here = list(tensors[name].shape), list(parameter.shape)
             raise UserError(f"the tensor for {name} in {folder} has shape {there}, its place here has {here}")
@@ -189,19 +211,6 @@ def fill(built: Mapping[str, Addition], tensors: Mapping[str, Tensor], folder: P
         raise UserError(f"{folder} has {len(extra)} tensors that its settings have no place for, as {extra[0]}")
     for name, parameter in wanted.items():
         parameter.copy_(tensors[name])
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """An object from a file."""
-    if not path.is_file():
-        raise UserError(f"{path} is missing: an adapter is a folder with {CONFIG} and {MODEL}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}, not an object of settings")
-    return content
 
 
 def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
@@ -212,7 +221,7 @@ def read_tensors(folder: Path, name: str) -> dict[str, Tensor]:
             if (folder / name).with_suffix(".bin").is_file()
             else ""
         )
-        raise UserError(f"{folder / name} is missing{pickle}: an adapter is a folder with {CONFIG} and {MODEL}")
+        raise UserError(f"{folder / name} is missing{pickle}: {FOLDER}")
     tensors = Tensors(folder, [name])
     return {key: tensors.read(key) for key in tensors}
 

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from peftlab.errors import UserError, unknown
 from peftlab.layers.dropout import dropout
 from peftlab.layers.linear import Linear
-from peftlab.layers.site import Addition
+from peftlab.layers.site import Addition, stack
 from peftlab.models.model import Place
-from peftlab.peft.method import Method, Stock, check_at_least, check_layers, stack
+from peftlab.peft.method import Method, Stock, check_block_numbers, check_layers, check_number, check_whole
 
 ALL = ("q", "k", "v", "o", "up", "down")
+MOST = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class LoRA(Method):
     """which matrices: q, k, v, o of attention, up and down of the feed-forward network, or "all" of these"""
     layers: tuple[int, ...] | None = None
     """which blocks; None is all"""
+    at: tuple[str, ...] | None = None
+    """the addresses of the matrices, where targets × layers can't say it; any linear map of the model"""
     rs: bool = False
     """rsLoRA: scale by alpha / √rank"""
     dora: bool = False
@@ -62,9 +65,15 @@ class LoRA(Method):
         if isinstance(self.targets, str):
             object.__setattr__(self, "targets", ALL if self.targets == "all" else (self.targets,))
         object.__setattr__(self, "targets", tuple(self.targets))
-        check_at_least(1, rank=self.rank, **{f"rank_pattern.{key}": rank for key, rank in self.rank_pattern.items()})
-        if not self.targets:
-            raise UserError(f"targets is empty: name at least one of {', '.join(ALL)}")
+        object.__setattr__(self, "layers", check_block_numbers(self.layers))
+        object.__setattr__(self, "at", None if self.at is None else tuple(self.at))
+        ranks = {f"rank_pattern.{key}": rank for key, rank in self.rank_pattern.items()}
+        alphas = {f"alpha_pattern.{key}": alpha for key, alpha in self.alpha_pattern.items()}
+        check_whole(1, MOST, rank=self.rank, **ranks)
+        check_number(-1e6, 1e6, alpha=self.alpha, **alphas)
+        check_number(0, 0.99, dropout=self.dropout)
+        if not self.targets or not all(isinstance(target, str) for target in self.targets):
+            raise UserError(f"targets is {self.targets!r}: name at least one of {', '.join(ALL)}")
 
     def build(self, places: Mapping[str, Place]) -> dict[str, Addition]:
         chosen = self.chosen(places)
@@ -82,7 +91,12 @@ class LoRA(Method):
         }
 
     def chosen(self, places: Mapping[str, Place]) -> dict[str, Place]:
-        """The places of the targets in the layers; each target must be there."""
+        """The places of the addresses, or of the targets in the layers; each must be there."""
+        if self.at is not None:
+            for key in self.at:
+                if key not in places:
+                    raise unknown("address", str(key), places)
+            return {key: places[key] for key in self.at}
         there = {place.address.part for place in places.values() if place.address.layer is not None}
         for target in self.targets:
             if target not in there:
@@ -97,11 +111,9 @@ class LoRA(Method):
     def rank_at(self, place: Place) -> int:
         """The rank at a place; it fits the matrix there."""
         rank = self.rank_pattern.get(str(place.address), self.rank_pattern.get(place.address.part, self.rank))
-        owner = place.owner
-        assert isinstance(owner, Linear)
-        most = min(owner.in_features, owner.out_features)
-        if rank > most:
-            shape = f"{owner.out_features} × {owner.in_features}"
+        if rank > largest_rank(place):
+            shape = " × ".join(map(str, place.owner.get_parameter("weight").shape))
+            most = largest_rank(place)
             raise UserError(f"rank {rank} is larger than the matrix at {place.address} ({shape}): at most {most}")
         return rank
 
@@ -127,16 +139,20 @@ class LoRA(Method):
         """Ranks add up at each place; the scales and weights go into B."""
         if any(method.dora for method in methods):
             raise UserError("a sum of DoRAs is not a DoRA: merge them one after the other instead")
-        ranks = {
-            key: sum(method.rank_at(place) for method in methods if place in method.chosen(places).values())
-            for key, place in places.items()
-        }
-        ranks = {key: rank for key, rank in ranks.items() if rank}
-        parts, layers = ({getattr(places[key].address, name) for key in ranks} for name in ("part", "layer"))
+        ranks: dict[str, int] = {}
+        for method in methods:
+            for key, place in method.chosen(places).items():
+                ranks[key] = ranks.get(key, 0) + method.rank_at(place)
+        ranks = {key: min(rank, largest_rank(places[key])) for key, rank in ranks.items()}
         rank = max(ranks.values())
-        return cls(
-            rank, rank, 0.0, tuple(sorted(parts)), tuple(sorted(layers)), rank_pattern=ranks, alpha_pattern=ranks
-        )
+        return cls(rank=rank, alpha=rank, at=tuple(ranks), rank_pattern=ranks, alpha_pattern=ranks)
+
+
+def largest_rank(place: Place) -> int:
+    """The shorter side of the matrix at a place."""
+    owner = place.owner
+    assert isinstance(owner, Linear)
+    return min(owner.in_features, owner.out_features)
 
 
 class LoRALinear(Addition):
@@ -172,13 +188,17 @@ class LoRALinear(Addition):
         scale = A.new_tensor([0.0 if row is None else row.scale for row in rows])
         return MixedLoRA(A, B, scale[:, None, None])
 
-    @classmethod
-    def combine(cls, parts: Sequence[LoRALinear], weights: Sequence[float], into: LoRALinear) -> None:
-        """Fill `into` with Σ wᵢ·scaleᵢ·BᵢAᵢ, exactly: the thin matrices side by side."""
-        into.A.copy_(torch.cat([part.A for part in parts]))
-        into.B.copy_(
-            torch.cat([part.B * (part.scale * w / into.scale) for part, w in zip(parts, weights, strict=True)], 1)
-        )
+    def combine(self, parts: Sequence[LoRALinear], weights: Sequence[float]) -> None:
+        """Σ wᵢ·scaleᵢ·BᵢAᵢ, exactly: the thin matrices side by side; where they are not thin any more, by SVD."""
+        if sum(part.rank for part in parts) == self.rank:
+            A = torch.cat([part.A for part in parts])
+            B = torch.cat([part.B * (part.scale * weight) for part, weight in zip(parts, weights, strict=True)], 1)
+        else:
+            total = sum(weight * part.change(torch.float64) for part, weight in zip(parts, weights, strict=True))
+            U, S, A = torch.linalg.svd(total, full_matrices=False)
+            B = U * S
+        self.A.copy_(A)
+        self.B.copy_(B / self.scale)
 
     def extra_repr(self) -> str:
         return f"rank={self.size}, scale={self.scale:g}"

@@ -53,6 +53,9 @@ def from_stock(stock: Stock, names: Mapping[str, str]) -> tuple[LoRA, dict[str, 
             raise UserError(f"the adapter's {option} is {config[option]!r}, which has no place here")
     if config.get("bias", "none") != "none":
         raise UserError(f"the adapter's bias is {config['bias']!r}, which has no place here: only 'none' has")
+    start = config.get("init_lora_weights", True)
+    if start not in (True, False, None, "gaussian"):
+        raise UserError(f"the adapter's init_lora_weights is {start!r}, which changes the base itself")
     places = {module: key for key, module in names.items()}
     parts = {theirs: ours for ours, theirs in THEIRS.items()}
     found: dict[str, dict[str, Tensor]] = {}
@@ -76,8 +79,7 @@ def from_stock(stock: Stock, names: Mapping[str, str]) -> tuple[LoRA, dict[str, 
         rank=rank,
         alpha=config.get("lora_alpha", 8),
         dropout=config.get("lora_dropout", 0.0),
-        targets=tuple(sorted({key.rpartition(".")[2] for key in found})),
-        layers=tuple(sorted({int(key.split(".")[1]) for key in found})),
+        at=tuple(found),
         rs=bool(config.get("use_rslora")),
         dora=bool(config.get("use_dora")),
         rank_pattern={key: there for key, there in ranks.items() if there != rank},

@@ -9,12 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from peftlab.errors import UserError, unknown
 from peftlab.layers.site import Addition
 from peftlab.models.model import Model, Place
+from peftlab.models.pretrained import Family
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,12 @@ class Method:
     def thaw(self, model: Model, step: int) -> None:
         """Called before each training step: a schedule may let more of the base train."""
 
-    def why_not_stock(self) -> str | None:
-        """Why stock `peft` can't load this adapter; None if it can."""
+    def folded(self) -> Method:
+        """The method that stands for what is left when its additions are folded."""
+        return self
+
+    def why_not_stock(self, family: Family) -> str | None:
+        """Why stock `peft` can't load this adapter on a family's models; None if it can."""
         return None if self.stock_type else f"stock peft has no {self.name}"
 
     def to_stock(self, additions: Mapping[str, Addition], names: Mapping[str, str], config: Any) -> Stock:
@@ -69,11 +73,28 @@ class Stock:
     tensors: dict[str, Tensor]
 
 
-def check_at_least(least: int, **fields: Any) -> None:
-    """Each field is a whole number of at least `least`."""
+def check_whole(low: int, high: int, **fields: Any) -> None:
+    """Each field is a whole number in a range; beyond it lies no use, but memory that nobody has."""
     for name, value in fields.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise UserError(f"{name} is {value!r}: it must be a whole number of at least {least}")
+        if type(value) is not int or not low <= value <= high:
+            raise UserError(f"{name} is {value!r}: it must be a whole number from {low} to {high:,}")
+
+
+def check_number(low: float, high: float, **fields: Any) -> None:
+    """Each field is a finite number in a range."""
+    for name, value in fields.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+            raise UserError(f"{name} is {value!r}: it must be a number from {low:g} to {high:g}")
+
+
+def check_block_numbers(layers: Any) -> tuple[int, ...] | None:
+    """The numbers of blocks as a tuple; None is all."""
+    if layers is None:
+        return None
+    numbers = tuple(layers) if isinstance(layers, list | tuple | range | set) else (layers,)
+    if not numbers or not all(type(number) is int for number in numbers):
+        raise UserError(f"layers is {layers!r}: it must be a list of block numbers, such as (4, 5), or None for all")
+    return numbers
 
 
 def check_choice(what: str, given: str, choices: Collection[str]) -> None:
@@ -89,18 +110,3 @@ def check_layers(layers: Sequence[int] | None, places: Mapping[str, Place]) -> s
         if layer not in there:
             raise UserError(f"layer {layer} is not there: the model has layers 0 to {len(there) - 1}")
     return there if layers is None else set(layers)
-
-
-def stack(rows: Sequence[Tensor | None], like: Tensor, size: int | None = None, dim: int = 0) -> Tensor:
-    """[B, …] from one tensor a row, zeros where there is none; dimension `dim` is padded with zeros to `size`."""
-    shape = list(like.shape)
-    shape[dim] = shape[dim] if size is None else size
-    empty = like.new_zeros(shape)
-
-    def padded(row: Tensor) -> Tensor:
-        missing = list(shape)
-        missing[dim] -= row.shape[dim]
-        return torch.cat([row, row.new_zeros(missing)], dim)
-
-    whole = shape[dim]
-    return torch.stack([empty if row is None else row if row.shape[dim] == whole else padded(row) for row in rows])

@@ -12,7 +12,7 @@ Shapes: n virtual tokens, E embedding width, h hidden width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from peftlab.layers.embedding import Embedding
 from peftlab.layers.site import Addition
 from peftlab.models.model import Place
-from peftlab.peft.method import Method, Stock, check_at_least, check_choice
-from peftlab.peft.virtual import LAYOUTS, VirtualTokens, prompt_config, why_not_prompt
+from peftlab.models.pretrained import Family
+from peftlab.peft.method import Method, Stock, check_choice, check_number, check_whole
+from peftlab.peft.virtual import LAYOUTS, MOST, VirtualTokens, prompt_config, read_prompt, why_not_prompt
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ class PTuning(Method):
     """native, or peft: where the virtual tokens stand (see `peft/virtual.py`)"""
 
     def __post_init__(self) -> None:
-        check_at_least(1, tokens=self.tokens, encoder_layers=self.encoder_layers)
+        check_whole(1, MOST, tokens=self.tokens)
+        check_whole(1, 8, encoder_layers=self.encoder_layers)
+        check_number(0, 0.99, dropout=self.dropout)
         check_choice("encoder", self.encoder, ENCODERS)
         check_choice("layout", self.layout, LAYOUTS)
         if self.hidden is not None:
-            check_at_least(1, hidden=self.hidden)
+            check_whole(1, MOST, hidden=self.hidden)
 
     def build(self, places: Mapping[str, Place]) -> dict[str, Addition]:
         built: dict[str, Addition] = {}
@@ -65,7 +68,10 @@ class PTuning(Method):
             built[key] = EncodedTokens(start, self.layout, encoder)
         return built
 
-    def why_not_stock(self) -> str | None:
+    def folded(self) -> PTuning:
+        return replace(self, encoder="none", hidden=None)
+
+    def why_not_stock(self, family: Family) -> str | None:
         return why_not_prompt(self.layout)
 
     def to_stock(self, additions: Mapping[str, Addition], names: Mapping[str, str], config: Any) -> Stock:
@@ -81,7 +87,7 @@ class PTuning(Method):
 
     @classmethod
     def from_stock(cls, stock: Stock, names: Mapping[str, str]) -> tuple[PTuning, dict[str, dict[str, Tensor]]]:
-        vectors = stock.tensors["prompt_embeddings"]
+        vectors = read_prompt(stock)
         (key,) = (key for key in names if key.endswith(".tokens"))
         return cls(tokens=vectors.shape[0], encoder="none", layout="peft"), {key: {"weight": vectors}}
 

@@ -11,7 +11,7 @@ Shapes: n keys and values, D model width, h hidden width of the MLP, L attention
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ from peftlab.layers.attention import Attention
 from peftlab.layers.embedding import Embedding
 from peftlab.layers.site import Addition, KeysValues
 from peftlab.models.model import Place
-from peftlab.peft.method import Method, Stock, check_at_least, check_choice
-from peftlab.peft.virtual import LAYOUTS, VirtualTokens, left_pad, prompt_config, why_not_prompt
+from peftlab.models.pretrained import Family
+from peftlab.peft.method import Method, Stock, check_choice, check_number, check_whole
+from peftlab.peft.virtual import LAYOUTS, MOST, VirtualTokens, left_pad, prompt_config, read_prompt, why_not_prompt
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,15 @@ class Prefix(Method):
     """native, or peft: stock `peft` moves the positions of the real tokens by the prefix's length"""
 
     def __post_init__(self) -> None:
-        check_at_least(1, length=self.length)
+        check_whole(1, MOST, length=self.length)
         check_choice("layout", self.layout, LAYOUTS)
         object.__setattr__(self, "attention", tuple(self.attention))
         for kind in self.attention:
             check_choice("attention", kind, ("self", "cross"))
         if self.mlp is not None:
-            check_at_least(1, mlp=self.mlp)
-        elif self.shared:
+            check_whole(1, MOST, mlp=self.mlp)
+        check_number(0, 10, init_std=self.init_std)
+        if self.mlp is None and self.shared:
             raise UserError("shared is true without an MLP: give mlp = its hidden width")
 
     def build(self, places: Mapping[str, Place]) -> dict[str, Addition]:
@@ -83,7 +85,12 @@ class Prefix(Method):
                     built[key] = Shift(self.length, place.owner.words.weight)
         return built
 
-    def why_not_stock(self) -> str | None:
+    def folded(self) -> Prefix:
+        return replace(self, mlp=None, shared=False)
+
+    def why_not_stock(self, family: Family) -> str | None:
+        if not family.past_keys:
+            return f"{family.architecture} of transformers takes no keys and values from outside"
         return why_not_prompt(self.layout)
 
     def to_stock(self, additions: Mapping[str, Addition], names: Mapping[str, str], config: Any) -> Stock:
@@ -96,7 +103,7 @@ class Prefix(Method):
 
     @classmethod
     def from_stock(cls, stock: Stock, names: Mapping[str, str]) -> tuple[Prefix, dict[str, dict[str, Tensor]]]:
-        flat = stock.tensors["prompt_embeddings"]
+        flat = read_prompt(stock)
         keys = [key for key in names if key.endswith(".kv")]
         if flat.shape[1] % (2 * len(keys)):
             raise UserError(f"prompt_embeddings is {flat.shape[1]} wide, which {len(keys)} layers do not divide")
@@ -189,7 +196,7 @@ class Shift(VirtualTokens):
 
     def __init__(self, length: int, words: Tensor) -> None:
         Addition.__init__(self)
-        self.placed, self.shift = False, length
+        self.placed, self.moves = False, length
         self.register_buffer("weight", words.new_zeros(0, words.shape[1]), persistent=False)
 
     def folded(self) -> Addition:

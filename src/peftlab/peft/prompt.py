@@ -20,8 +20,9 @@ from peftlab.errors import UserError
 from peftlab.layers.embedding import Embedding
 from peftlab.layers.site import Addition
 from peftlab.models.model import Place
-from peftlab.peft.method import Method, Stock, check_at_least, check_choice
-from peftlab.peft.virtual import LAYOUTS, VirtualTokens, prompt_config, why_not_prompt
+from peftlab.models.pretrained import Family
+from peftlab.peft.method import Method, Stock, check_choice, check_whole
+from peftlab.peft.virtual import LAYOUTS, MOST, VirtualTokens, prompt_config, read_prompt, why_not_prompt
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Prompt(Method):
     """native, or peft: where the virtual tokens stand (see `peft/virtual.py`)"""
 
     def __post_init__(self) -> None:
-        check_at_least(1, tokens=self.tokens)
+        check_whole(1, MOST, tokens=self.tokens)
         check_choice("init", self.init, ("random", "vocabulary", "text"))
         check_choice("layout", self.layout, LAYOUTS)
         if (self.init == "text") != (self.text is not None):
@@ -62,9 +63,11 @@ class Prompt(Method):
         if self.init == "vocabulary":
             return words[torch.randint(words.shape[0], (self.tokens,), device=words.device)].clone()
         ids = embedding.tokenise(self.text or "")
+        if not ids:
+            raise UserError(f"text is {self.text!r}, which has no words: give some to start from")
         return words[torch.tensor([ids[i % len(ids)] for i in range(self.tokens)], device=words.device)].clone()
 
-    def why_not_stock(self) -> str | None:
+    def why_not_stock(self, family: Family) -> str | None:
         return why_not_prompt(self.layout)
 
     def to_stock(self, additions: Mapping[str, Addition], names: Mapping[str, str], config: Any) -> Stock:
@@ -76,6 +79,6 @@ class Prompt(Method):
 
     @classmethod
     def from_stock(cls, stock: Stock, names: Mapping[str, str]) -> tuple[Prompt, dict[str, dict[str, Tensor]]]:
-        vectors = stock.tensors["prompt_embeddings"]
+        vectors = read_prompt(stock)
         (key,) = (key for key in names if key.endswith(".tokens"))
         return cls(tokens=vectors.shape[0], init="random", layout="peft"), {key: {"weight": vectors}}

@@ -22,9 +22,12 @@ from peftlab.models.heads import Classifier
 from peftlab.models.model import Attached
 from peftlab.models.pretrained import FAMILIES
 from peftlab.peft import METHODS
+from peftlab.peft.attach import head_address
 from peftlab.peft.method import Method, Stock
 
 CONFIG, MODEL = "adapter_config.json", "adapter_model.safetensors"
+FOLLOWS = "0.21.2"
+"""the version of `peft` whose format this is"""
 
 
 @dataclass(frozen=True)
@@ -37,37 +40,40 @@ class Read:
     """`address.parameter` → tensor, the head's included"""
 
 
-def why_not_head(head: Classifier | None) -> str | None:
-    """Why stock `peft` can't load a head."""
-    return (
-        None
-        if head is None or head.pool == "first"
-        else f'its head pools the {head.pool}, and stock peft\'s the first token: use pool = "first"'
-    )
+def why_not_head(base: Base, attached: Attached) -> str | None:
+    """Why stock `peft` can't load an adapter's head; None if it can, or if there is none."""
+    if attached.head is None:
+        return None
+    if attached.head.pool != "first":
+        return f'its head pools the {attached.head.pool}, and stock peft\'s the first token: use pool = "first"'
+    if base.config.head == "linear" and not base.config.pooler:
+        return "this base has no pooler, which the head brings along and stock peft does not save"
+    return None
 
 
 def stock_files(
     base: Base, attached: Attached, additions: Mapping[str, Addition]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors as stock `peft` writes them, head included."""
-    method, head = attached.method, attached.head
-    rest = {key: addition for key, addition in additions.items() if not key.endswith(".head")}
-    stock: Stock = method.to_stock(rest, module_names(base), base.model.config)
+    """Config and tensors as stock `peft` writes them: for a classifier, or without a head for the bare base."""
+    method, head, place = attached.method, attached.head, head_address(base.model)
+    rest = {key: addition for key, addition in additions.items() if key != place}
+    family = FAMILIES[base.family]
+    stock: Stock = method.to_stock(rest, module_names(base, family.prefix if head else ""), base.config)
     config = {
         "peft_type": method.stock_type,
+        "peft_version": FOLLOWS,
         "base_model_name_or_path": base.name,
-        "task_type": None if head is None else "SEQ_CLS",
+        "task_type": "SEQ_CLS" if head else "FEATURE_EXTRACTION",
         "inference_mode": True,
-        "modules_to_save": None if head is None else ["classifier", "score"],
+        "modules_to_save": ["classifier", "score"] if head else None,
         "revision": None,
         **stock.config,
     }
     tensors = dict(stock.tensors)
-    for key in additions.keys() - rest.keys():
-        prefix = head_prefix(method.stock_type)
-        for part, tensor in additions[key].named_parameters():
+    if head:
+        for part, tensor in additions[place].named_parameters():
             module, _, leaf = part.rpartition(".")
-            tensors[f"{prefix}{FAMILIES[base.family].head[module]}.{leaf}"] = tensor.detach()
+            tensors[f"{head_prefix(method.stock_type)}{family.head[module]}.{leaf}"] = tensor.detach()
     return config, tensors
 
 
@@ -77,31 +83,27 @@ def head_prefix(stock_type: str | None) -> str:
     return "base_model.model." if wraps else "base_model."
 
 
-def module_names(base: Base) -> dict[str, str]:
+def module_names(base: Base, prefix: str) -> dict[str, str]:
     """Address → the module's name in `transformers`; sites that have none there stand for themselves."""
-    family = FAMILIES[base.family]
-    return {key: family.module(site.address) or key for key, site in base.model.sites().items()}
+    modules = {key: FAMILIES[base.family].module(site.address) for key, site in base.model.sites().items()}
+    return {key: key if module is None else f"{prefix}{module}" for key, module in modules.items()}
 
 
 def from_stock(base: Base, config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> Read:
     """The method, the head and the tensors by address."""
     known_types = {kind.stock_type: kind for kind in METHODS.values() if kind.stock_type}
-    stock_type = config.get("peft_type")
+    stock_type = str(config.get("peft_type"))
     if stock_type not in known_types:
-        raise unknown(f"peft_type in {folder / CONFIG}", str(stock_type), known_types)
-    family, prefix = FAMILIES[base.family], head_prefix(stock_type)
-    theirs = {
-        f"{prefix}{module}.{leaf}": f"{part}.{leaf}"
-        for part, module in family.head.items()
-        for leaf in ("weight", "bias")
-    }
-    head_tensors = {theirs[name]: tensor for name, tensor in tensors.items() if name in theirs}
-    rest = {name: tensor for name, tensor in tensors.items() if name not in theirs}
+        raise unknown(f"peft_type in {folder / CONFIG}", stock_type, known_types)
+    family, before = FAMILIES[base.family], head_prefix(stock_type)
+    heads = {f"{before}{m}.{leaf}": f"{part}.{leaf}" for part, m in family.head.items() for leaf in ("weight", "bias")}
+    head_tensors = {heads[name]: tensor for name, tensor in tensors.items() if name in heads}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in heads}
     aside = [m for m in config.get("modules_to_save") or [] if m not in ("classifier", "score", "pre_classifier")]
+    prefix = family.prefix if any(name.startswith(f"base_model.model.{family.prefix}") for name in rest) else ""
+    stock = Stock(config | {"modules_to_save": aside}, rest)
     try:
-        method, by_address = known_types[stock_type].from_stock(
-            Stock(config | {"modules_to_save": aside}, rest), module_names(base)
-        )
+        method, by_address = known_types[stock_type].from_stock(stock, module_names(base, prefix))
     except KeyError as error:
         raise UserError(f"{folder / MODEL} has no tensor {error.args[0]}") from None
     found = {f"{key}.{part}": tensor for key, parts in by_address.items() for part, tensor in parts.items()}
@@ -110,11 +112,10 @@ def from_stock(base: Base, config: dict[str, Any], tensors: dict[str, Tensor], f
         if "out.weight" not in head_tensors:
             raise UserError(f"{folder / MODEL} has a part of a head only: {', '.join(sorted(head_tensors))}")
         head = Classifier(labels=head_tensors["out.weight"].shape[0])
-        found |= {f"encoder.head.{part}": tensor for part, tensor in head_tensors.items()}
+        found |= {f"{head_address(base.model)}.{part}": tensor for part, tensor in head_tensors.items()}
     elif config.get("task_type") == "SEQ_CLS":
-        warnings.warn(
-            f"{folder} is for classification and has no head: the adapter is loaded without one", stacklevel=3
-        )
+        text = f"{folder} is for classification and has no head: the adapter is loaded without one"
+        warnings.warn(text, stacklevel=3)
     return Read(method, head, found)
 
 

@@ -16,9 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from peftlab.errors import UserError
 from peftlab.layers.site import Addition, Virtual
+from peftlab.peft.method import Stock
 
 LAYOUTS = ("native", "peft")
+MOST = 8_192
+"""the largest number of virtual tokens, and width of a network that makes them"""
 
 
 class VirtualTokens(Addition):
@@ -27,7 +31,7 @@ class VirtualTokens(Addition):
     def __init__(self, vectors: Tensor, layout: str) -> None:
         super().__init__()
         self.placed = layout == "peft"
-        self.shift = vectors.shape[0] if self.placed else 0
+        self.moves = vectors.shape[0] if self.placed else 0
         self.weight = nn.Parameter(vectors)
 
     @property
@@ -47,8 +51,8 @@ class VirtualTokens(Addition):
         return Virtual(
             vectors,
             mask=vectors.new_ones(rows, self.size, dtype=torch.bool),
-            placed=vectors.new_full((rows,), self.placed, dtype=torch.bool),
-            shift=vectors.new_full((rows,), self.shift, dtype=torch.long),
+            placed=vectors.new_full((rows, self.size), self.placed, dtype=torch.bool),
+            shift=vectors.new_full((rows,), self.moves, dtype=torch.long),
             full=True,
         )
 
@@ -59,8 +63,8 @@ class VirtualTokens(Addition):
         vectors = torch.stack([left_pad(None if row is None else made[id(row)], vectors[0]) for row in rows])
         used = torch.tensor([0 if row is None else row.size for row in rows], device=vectors.device)
         mask = torch.arange(size, device=vectors.device) >= size - used[:, None]
-        placed = torch.tensor([row is not None and row.placed for row in rows], device=vectors.device)
-        shift = torch.tensor([0 if row is None else row.shift for row in rows], device=vectors.device)
+        placed = mask & torch.tensor([[row is not None and row.placed] for row in rows], device=vectors.device)
+        shift = torch.tensor([0 if row is None else row.moves for row in rows], device=vectors.device)
         return MixedVirtual(Virtual(vectors, mask, placed, shift, full=False))
 
     def folded(self) -> Addition:
@@ -100,3 +104,14 @@ def prompt_config(tokens: int, config: Any) -> dict[str, Any]:
         "num_attention_heads": config.heads,
         "num_layers": config.layers,
     }
+
+
+def read_prompt(stock: Stock) -> Tensor:
+    """The one tensor [n, …] of a stock adapter of the prompt family."""
+    for name in stock.tensors:
+        if name != "prompt_embeddings":
+            raise UserError(f"the adapter's tensor {name} belongs to nothing that this model has")
+    vectors = stock.tensors["prompt_embeddings"]
+    if vectors.ndim != 2:
+        raise UserError(f"the adapter's prompt_embeddings has shape {list(vectors.shape)}: it must be tokens × width")
+    return vectors

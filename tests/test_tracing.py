@@ -1,7 +1,7 @@
 """The shape trace against the model's own configuration."""
 
 import peftlab
-from peftlab.trace import shorten, trace
+from peftlab.tracing import shorten, trace
 
 
 def test_every_step_is_named_and_every_block_is_there(minilm):
