@@ -7,6 +7,7 @@ from torch import nn
 from peftlab.errors import UserError
 from peftlab.layers import masks
 from peftlab.layers.attention import SCORES, Attention, attend
+from peftlab.peft.prefix import PrefixPair
 
 B, T, S, D, H = 3, 5, 7, 16, 4
 
@@ -124,6 +125,27 @@ def test_later_tokens_do_not_reach_earlier_ones_behind_the_look_ahead_mask():
     changed[:, 3:] = torch.randn(B, T - 3, D)
     mask = masks.look_ahead(T)
     assert torch.equal(layer(x, mask=mask)[:, :3], layer(changed, mask=mask)[:, :3])
+
+
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_prefix_stands_before_the_keys_and_values_of_self_and_cross_attention(cross, padded):
+    layer, x = Attention(D, H), torch.randn(B, T, D)
+    memory = torch.randn(B, S, D) if cross else x
+    prefix = PrefixPair(torch.randn(3, D), torch.randn(3, D))
+    layer.kv.put("mine", prefix)
+    layer.kv.active = ("mine",)
+    real = torch.ones(B, memory.shape[1], dtype=torch.bool)
+    if padded:
+        real[0, 3:] = False
+    got = layer(x, memory, masks.padding(real) if padded else None)
+    heads = [t.unflatten(-1, (H, -1)).transpose(1, 2) for t in (layer.q(x), layer.k(memory), layer.v(memory))]
+    more = [t.expand(B, -1, -1).unflatten(-1, (H, -1)).transpose(1, 2) for t in (prefix.keys, prefix.values)]
+    k, v = (torch.cat([front, back], 2) for front, back in zip(more, heads[1:], strict=True))
+    scores = heads[0] @ k.mT / (D / H) ** 0.5
+    scores[:, :, :, 3:] = scores[:, :, :, 3:].masked_fill(~real[:, None, None], -torch.inf)
+    expected = layer.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
 
 
 def test_dropout_acts_in_training_only():
