@@ -123,6 +123,41 @@ def train(
         print(f"{out}: {scores}, {result['trainable']:,} parameters trained")
 
 
+@app.command("compare")
+def compare(
+    task: Annotated[str, typer.Option(help="names (sst2,mnli), a folder, or a file")] = "reviews",
+    methods: Annotated[str | None, typer.Option(help="names with commas between them; see peftlab ls")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each method")] = 2,
+    base: Annotated[str, typer.Option(help="short name, folder or hub id of the model")] = "minilm",
+    limit: Annotated[int | None, typer.Option(min=8, help="train on at most so many rows")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="optimizer steps of each run")] = 300,
+    text: Annotated[str | None, typer.Option(help="of a file: the column of the text")] = None,
+    pair: Annotated[str | None, typer.Option(help="of a file: the column of a second text")] = None,
+    label: Annotated[str | None, typer.Option(help="of a file: the column of the label")] = None,
+    out: Annotated[Path, typer.Option(help="where runs and report go")] = Path("comparison"),
+    quick: Annotated[bool, typer.Option("--quick", help="one seed, few steps and rows: a first look")] = False,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="override a key: train.batch=32")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="runs at once; as many as cores")] = None,
+) -> None:
+    """Train every method on the same base, data and seeds, and say which to use, with its uncertainty."""
+    from peftlab.compare.compare import compare as run_comparison
+
+    columns = {"text": text, "pair": pair, "label": label}
+    run_comparison(
+        tasks=[{"name": name, **columns} for name in task.split(",")],
+        methods=None if methods is None else methods.split(","),
+        seeds=1 if quick else seeds,
+        base=base,
+        limit=min(limit or 800, 800) if quick else limit,
+        steps=min(steps, 60) if quick else steps,
+        out=out,
+        overrides=set_ or [],
+        workers=workers,
+        quick=quick,
+        command=" ".join(["peftlab", *sys.argv[1:]]),
+    )
+
+
 @app.command("predict")
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run")],

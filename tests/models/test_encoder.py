@@ -6,7 +6,7 @@ from torch import nn
 
 from peftlab.data.batch import Batch
 from peftlab.errors import UserError
-from peftlab.layers.site import Addition
+from peftlab.layers.addition import Addition
 from peftlab.models.encoder import Encoder, EncoderConfig, build_block
 
 SMALL = {"vocab": 50, "dim": 16, "layers": 2, "heads": 4, "inner": 24, "max_length": 12}

@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from peftlab.data.batch import Batch
 from peftlab.errors import UserError, unknown
 from peftlab.layers import masks
+from peftlab.layers.addition import States
 from peftlab.layers.attention import SCORES, Attention, Look
 from peftlab.layers.embedding import Embedding, LearnedPositions, NoPositions, SinusoidalPositions, Table
 from peftlab.layers.feedforward import FeedForward
 from peftlab.layers.linear import Linear
 from peftlab.layers.norm import NORMS
 from peftlab.layers.residual import RESIDUALS, Absent, Residual
-from peftlab.layers.site import HeadSite, Route, States, name_sites
+from peftlab.layers.site import HeadSite, Route, name_sites
 from peftlab.models.model import Model, Output
 
 POSITIONS = ("learned", "sinusoidal", "none")

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from peftlab.errors import UserError, unknown
+from peftlab.layers.addition import Addition, Logits, States, stack
 from peftlab.layers.dropout import dropout
 from peftlab.layers.feedforward import ACTIVATIONS
-from peftlab.layers.site import Addition, Logits, States, stack
 from peftlab.models.model import Model
 
 MOST_LABELS = 1_000_000

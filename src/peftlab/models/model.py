@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from peftlab.errors import UserError, unknown
-from peftlab.layers.site import Addition, Address, Route, Site, hide_empty_sites
+from peftlab.layers.addition import Addition
+from peftlab.layers.site import Address, Route, Site, hide_empty_sites
 
 
 @dataclass(frozen=True)

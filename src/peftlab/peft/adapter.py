@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from peftlab.layers.addition import Addition, stack
 from peftlab.layers.feedforward import ACTIVATIONS, activation_named
 from peftlab.layers.residual import Residual
-from peftlab.layers.site import Addition, stack
 from peftlab.models.model import Place
 from peftlab.peft.changes import NormChange
 from peftlab.peft.method import Method, check_block_numbers, check_choice, check_layers, check_number, check_whole

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import nn
 
+from peftlab.layers.addition import Addition
 from peftlab.layers.linear import Linear
-from peftlab.layers.site import Addition
 from peftlab.models.model import Model, Place
 from peftlab.models.pretrained import Family
 from peftlab.peft.changes import BiasChange, NormChange
@@ -41,6 +41,7 @@ class SlowStart(Full):
 
     name = "slow_start"
     about = "every weight, joining block by block from the top (Howard & Ruder 2018)"
+    by_default = False
 
     every: int = 100
     """steps until the next block joins"""
@@ -74,6 +75,7 @@ class BitFit(Method):
 
     name = "bitfit"
     about = "only the biases, of matrices and norms (Ben Zaken et al. 2021)"
+    by_default = False
     kinds = ("linear", "norm")
     lr = 1e-3
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peftlab.layers.site import Addition, stack
+from peftlab.layers.addition import Addition, stack
 
 
 class BiasChange(Addition):

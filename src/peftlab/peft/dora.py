@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from peftlab.layers.addition import stack
 from peftlab.layers.dropout import dropout
 from peftlab.layers.linear import Linear
-from peftlab.layers.site import stack
 from peftlab.peft.lora import LoRALinear, MixedLoRA
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from peftlab.data.files import check_manifest, read_object, write_bytes, write_manifest
 from peftlab.data.tensors import Tensors
 from peftlab.errors import UserError, unknown
-from peftlab.layers.site import Addition
+from peftlab.layers.addition import Addition
 from peftlab.models.base import Base
 from peftlab.models.heads import Classifier
 from peftlab.models.model import Model

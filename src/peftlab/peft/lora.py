@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.errors import UserError, unknown
+from peftlab.layers.addition import Addition, stack
 from peftlab.layers.dropout import dropout
 from peftlab.layers.linear import Linear
-from peftlab.layers.site import Addition, stack
 from peftlab.models.model import Place
 from peftlab.peft.method import Method, Stock, check_block_numbers, check_layers, check_number, check_whole
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from peftlab.errors import UserError
-from peftlab.layers.site import Addition
+from peftlab.layers.addition import Addition
 from peftlab.peft.lora import LoRA
 from peftlab.peft.method import Stock
 

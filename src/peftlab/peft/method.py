@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from peftlab.errors import UserError, unknown
-from peftlab.layers.site import Addition
+from peftlab.layers.addition import Addition
 from peftlab.models.model import Model, Place
 from peftlab.models.pretrained import Family
 
@@ -31,6 +31,8 @@ class Method:
     """it adds nothing and trains the base's own weights"""
     lr: ClassVar[float] = 1e-3
     """the learning rate to train it with where none is given"""
+    by_default: ClassVar[bool] = True
+    """whether a comparison has it where nobody says which methods to compare"""
     stock_type: ClassVar[str | None] = None
     """the `peft_type` under which stock `peft` knows it"""
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from peftlab.layers.addition import Addition
 from peftlab.layers.embedding import Embedding
-from peftlab.layers.site import Addition
 from peftlab.models.model import Place
 from peftlab.models.pretrained import Family
 from peftlab.peft.method import Method, Stock, check_choice, check_number, check_whole

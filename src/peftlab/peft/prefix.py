@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from peftlab.errors import UserError
+from peftlab.layers.addition import Addition, KeysValues
 from peftlab.layers.attention import Attention
 from peftlab.layers.embedding import Embedding
-from peftlab.layers.site import Addition, KeysValues
 from peftlab.models.model import Place
 from peftlab.models.pretrained import Family
 from peftlab.peft.method import Method, Stock, check_choice, check_number, check_whole

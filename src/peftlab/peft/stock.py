@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from peftlab.errors import UserError, unknown
-from peftlab.layers.site import Addition
+from peftlab.layers.addition import Addition
 from peftlab.models.base import Base
 from peftlab.models.heads import Classifier
 from peftlab.models.model import Attached

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from peftlab.errors import UserError
-from peftlab.layers.site import Addition, Virtual
+from peftlab.layers.addition import Addition, Virtual
 from peftlab.peft.method import Stock
 
 LAYOUTS = ("native", "peft")
