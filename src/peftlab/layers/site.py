@@ -20,7 +20,7 @@ Shapes: B rows, T tokens, D model width, n virtual tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -236,8 +236,3 @@ def name_sites(stack: nn.Module, name: str) -> None:
             layer = int(pieces.pop(0)) if pieces[0].isdigit() else None
             module.address = Address(name, layer, ".".join(pieces[:-1]), pieces[-1])
             module.key = str(module.address)
-
-
-def sites(model: nn.Module) -> Iterator[Site]:
-    """All sites of a model, in the order in which the data passes them."""
-    return (module for module in model.modules() if isinstance(module, Site))
