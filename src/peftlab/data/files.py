@@ -81,7 +81,10 @@ def check_manifest(folder: Path) -> dict[str, str]:
     path = folder / MANIFEST
     if not path.is_file():
         return {}
-    hashes = read_object(path).get("sha256")
+    try:
+        hashes = read_object(path).get("sha256")
+    except UserError:
+        hashes = None
     if not isinstance(hashes, dict) or not all(isinstance(text, str) for pair in hashes.items() for text in pair):
         raise UserError(f"{path} is not a manifest: it was changed or damaged; fetch or save the folder again")
     for name, expected in hashes.items():
