@@ -5,6 +5,7 @@ standard error and exit code 2; anything else is a bug and keeps its traceback.
 """
 
 import json
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -141,9 +142,10 @@ def compare(
 ) -> None:
     """Train every method on the same base, data and seeds, and say which to use, with its uncertainty."""
     from peftlab.compare.compare import compare as run_comparison
+    from peftlab.report import terminal, write
 
     columns = {"text": text, "pair": pair, "label": label}
-    run_comparison(
+    comparison = run_comparison(
         tasks=[{"name": name, **columns} for name in task.split(",")],
         methods=None if methods is None else methods.split(","),
         seeds=1 if quick else seeds,
@@ -154,8 +156,12 @@ def compare(
         overrides=set_ or [],
         workers=workers,
         quick=quick,
-        command=" ".join(["peftlab", *sys.argv[1:]]),
+        command=shlex.join(["peftlab", *sys.argv[1:]]),
     )
+    write(comparison, out)
+    screen = console()
+    screen.print(terminal(comparison, screen.width))
+    print(f"{out / 'report.html'}")
 
 
 @app.command("predict")

@@ -355,7 +355,10 @@ def test_wrong_options_are_named(bert, byte_level):
             {"vocab.json": '{"a": 0}', "merges.txt": "", "tokenizer_config.json": '{"add_bos_token": true}'},
             "add_bos_token",
         ),
-        ({"vocab.txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": "{"}, r"tokenizer_config\.json is not valid JSON"),
+        (
+            {"vocab.txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": "{"},
+            r"tokenizer_config\.json is not valid JSON",
+        ),
         ({"vocab.txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": "[]"}, r"tokenizer_config\.json"),
         ({"vocab.txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": '{"cls_token": 3}'}, "special token"),
     ],

@@ -1,0 +1,1 @@
+"""The grid of methods × tasks × seeds: plan, run, store, statistics."""

@@ -1,0 +1,151 @@
+"""The grid of a comparison: methods × tasks × seeds, each run a process of its own with its own folder.
+
+As many run at once as there are cores, each with its share of the threads: on small models two single-threaded runs
+finish sooner than one after the other with two threads. A crash is a row that says so, not the end. Runs that are done
+are recognised by the hash of their configuration and data (`train/run.py`) and are not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peftlab.data.files import write_text
+from peftlab.train.config import Config, make_config, override_value
+
+POLL = 0.2
+"""seconds between two looks at the processes"""
+
+
+@dataclass
+class Job:
+    """One run of the grid."""
+
+    config: Config
+    folder: Path
+    state: str = "waiting"
+    """waiting, running, done or failed"""
+    note: str = ""
+    """why it failed"""
+    step: int = 0
+    steps: int = 0
+    score: float | None = None
+    """the last score on the validation part"""
+    started: float = 0.0
+    ended: float = 0.0
+    process: subprocess.Popen[str] | None = field(default=None, repr=False)
+
+    @property
+    def title(self) -> str:
+        """method, task and seed."""
+        return f"{self.config.method['name']} · {Path(self.config.task.name).stem} · seed {self.config.train.seed}"
+
+    def left(self, now: float) -> float | None:
+        """Seconds until its last step, at the pace so far."""
+        return (now - self.started) / self.step * (self.steps - self.step) if self.step else None
+
+
+def plan(
+    methods: Sequence[str],
+    tasks: Sequence[dict[str, Any]],
+    seeds: int,
+    out: Path,
+    settings: dict[str, Any],
+    overrides: Sequence[str] = (),
+) -> list[Job]:
+    """The runs of a grid, each with its complete configuration; a mistake in any of them is told before one starts."""
+    jobs = []
+    for task in tasks:
+        for method in methods:
+            for seed in range(seeds):
+                content = json.loads(json.dumps(settings))
+                content["task"] = {**content.get("task", {}), **task}
+                content["method"] = {"name": method}
+                content.setdefault("train", {})["seed"] = seed
+                for override in overrides:
+                    override_value(content, override)
+                name = f"{method}-{Path(task['name']).stem}-{seed}"
+                jobs.append(Job(make_config(content, "the comparison"), out / "runs" / name))
+    return jobs
+
+
+def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]], None]) -> None:
+    """Run all jobs, `workers` at a time; `watch` sees them after each look."""
+    waiting = list(jobs)
+    try:
+        while any(job.state in ("waiting", "running") for job in jobs):
+            running = [job for job in jobs if job.state == "running"]
+            for job in running:
+                look(job)
+            while waiting and sum(job.state == "running" for job in jobs) < workers:
+                start(waiting.pop(0))
+            watch(jobs)
+            time.sleep(POLL)
+        watch(jobs)
+    finally:
+        for job in jobs:
+            if job.process is not None and job.process.poll() is None:
+                job.process.terminate()
+
+
+def start(job: Job) -> None:
+    """Start a run's process."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    write_text(job.folder / "asked.toml", job.config.to_toml())
+    threads = str(job.config.train.threads or os.cpu_count() or 1)
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+    command = [
+        sys.executable,
+        "-m",
+        "peftlab",
+        "train",
+        str(job.folder / "asked.toml"),
+        "--out",
+        str(job.folder),
+        "--quiet",
+    ]
+    with (job.folder / "log.txt").open("w") as log:
+        job.process = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, text=True
+        )
+    job.state, job.started = "running", time.monotonic()
+
+
+def look(job: Job) -> None:
+    """Read how far a run is, and whether it has ended."""
+    assert job.process is not None
+    code = job.process.poll()
+    for line in last_lines(job.folder / "metrics.jsonl"):
+        job.step, job.steps = line["step"], line["steps"]
+        job.score = line.get("score", job.score)
+    if code is None:
+        return
+    job.ended = time.monotonic()
+    if code == 0 and (job.folder / "result.json").is_file():
+        job.state = "done"
+    else:
+        log = (job.folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        job.state, job.note = "failed", (log[-1] if log else f"it ended with code {code} and said nothing")
+
+
+def last_lines(path: Path) -> list[dict[str, Any]]:
+    """The newest complete lines of a metrics file."""
+    if not path.is_file():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 2000))
+        lines = file.read().decode("utf-8", errors="ignore").split("\n")[:-1]
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue  # the first may be cut
+    return found

@@ -1,0 +1,128 @@
+"""Scores of runs, on the test rows and on resamples of them, from predictions and gold labels.
+
+Every metric is a function of how often each label is the row's own, was given, and both: counts, which are sums over
+rows. So a resample is a product of a matrix of 0 and 1 with how often each row was drawn, for all runs at once (2,000
+resamples of 10,000 rows for 24 runs take half a second).
+
+Shapes: M methods, S seeds, N test rows, K labels, R resamples, P runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array
+
+from peftlab.errors import unknown
+
+Floats = NDArray[np.float64]
+
+RESAMPLES = 2000
+
+
+def accuracy(gold: Floats, given: Floats, right: Floats) -> Floats:
+    """The share of rows that are right. Counts of each label: `gold` [K, R], `given` and `right` [P, K, R]."""
+    return right.sum(1) / gold.sum(0)
+
+
+def macro_f1(gold: Floats, given: Floats, right: Floats) -> Floats:
+    """The mean of the labels' F1, over the labels that occur."""
+    both = gold + given
+    return (2 * right / np.maximum(both, 1)).sum(1) / (both > 0).sum(1)
+
+
+def matthews(gold: Floats, given: Floats, right: Floats) -> Floats:
+    """Matthews' correlation, for any number of labels (Gorodkin 2004); 0 where one label is all there is."""
+    rows = gold.sum(0)
+    covariance = right.sum(1) * rows - (given * gold).sum(1)
+    square = (rows**2 - (given**2).sum(1)) * (rows**2 - (gold**2).sum(0))
+    return np.where(square > 0, covariance / np.sqrt(np.maximum(square, 1)), 0.0)
+
+
+METRICS: dict[str, Callable[[Floats, Floats, Floats], Floats]] = {
+    "accuracy": accuracy,
+    "f1": macro_f1,
+    "matthews": matthews,
+}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The score of each run, on the test rows and on each resample of them; nan where there is no run."""
+
+    observed: Floats
+    """[M, S]"""
+    resampled: Floats
+    """[R, M, S]"""
+    lowest: float
+    """what the metric can't fall below"""
+    least: float
+    """the variance if a single row were wrong: what can't be seen where every row is right"""
+
+
+def resample(
+    gold: ArrayLike,
+    predictions: ArrayLike,
+    labels: int,
+    metric: str = "accuracy",
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Scores:
+    """Scores of the runs on the rows and on resamples of them; a missing run's predictions [M, S, N] are all −1."""
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS)
+    truth, all_runs = np.asarray(gold), np.asarray(predictions)
+    M, S, N = all_runs.shape
+    assert truth.shape == (N,), "one gold label for each row"
+    there = all_runs[:, :, 0] >= 0
+    indicators = _indicators(truth, all_runs[there], labels)
+    rng = np.random.default_rng(seed)
+
+    def scored(weights: NDArray[np.float32]) -> Floats:
+        """[R, M, S] from how often each row was drawn, [N, R]."""
+        counts = (indicators @ weights).astype(np.float64).reshape(-1, labels, weights.shape[1])
+        runs = counts[1:].reshape(-1, 2, labels, weights.shape[1])
+        scores = np.full((weights.shape[1], M, S), np.nan)
+        scores[:, there] = METRICS[metric](counts[0], runs[:, 0], runs[:, 1]).T
+        return scores
+
+    observed = scored(np.ones((N, 1), np.float32))[0]
+    parts = []
+    for start in range(0, resamples, 50):  # a few at a time: all of them are N × R numbers
+        R = min(50, resamples - start)
+        drawn = rng.integers(0, N, (N, R)) * R + np.arange(R)
+        parts.append(scored(np.bincount(drawn.ravel(), minlength=N * R).reshape(N, R).astype(np.float32)))
+    return Scores(observed, np.concatenate(parts), -1.0 if metric == "matthews" else 0.0, 1 / N**2)
+
+
+def _indicators(gold: NDArray[np.int64], runs: NDArray[np.int64], labels: int) -> csr_array:
+    """[(1 + 2P)·K, N] of 0 and 1: is label k the row's own, what a run gave, both? All metrics are sums of these."""
+    P, N = runs.shape
+    rows, columns = [gold], [np.arange(N)]
+    for p in range(P):
+        right = np.flatnonzero(runs[p] == gold)
+        rows += [(1 + 2 * p) * labels + runs[p], (2 + 2 * p) * labels + gold[right]]
+        columns += [np.arange(N), right]
+    row, column = np.concatenate(rows), np.concatenate(columns)
+    return csr_array((np.ones(len(row), np.float32), (row, column)), shape=((1 + 2 * P) * labels, N))
+
+
+def average(tasks: Sequence[Scores]) -> Scores:
+    """The macro-average over tasks, as GLUE has it; a run counts where its method and seed are there for every task."""
+    assert tasks
+    return Scores(
+        np.mean([task.observed for task in tasks], axis=0),
+        np.mean([task.resampled for task in tasks], axis=0),
+        float(np.mean([task.lowest for task in tasks])),
+        float(np.sum([task.least for task in tasks])) / len(tasks) ** 2,
+    )
+
+
+def majority_score(gold: ArrayLike, labels: int, metric: str = "accuracy") -> float:
+    """What giving every row the most frequent label scores."""
+    truth = np.asarray(gold)
+    constant = np.full((1, 1, len(truth)), np.bincount(truth, minlength=labels).argmax())
+    return float(resample(truth, constant, labels, metric, resamples=1).observed[0, 0])
