@@ -56,6 +56,16 @@ def test_training_the_whole_base_is_chosen_only_if_it_is_better():
     assert "better than whole" in below.reasons[0]
 
 
+def test_where_every_run_collapsed_no_method_is_chosen():
+    comparison = compared({"one": 0.9, "two": 0.85})
+    runs = [
+        dataclasses.replace(run, status="collapsed", note="every row got the same label") for run in comparison.runs
+    ]
+    verdict = verdict_of(dataclasses.replace(comparison, runs=runs))
+    assert verdict.method is None
+    assert verdict.headline == "No method learned anything"
+
+
 def test_a_method_with_a_collapsed_run_is_not_chosen_and_is_told():
     comparison = compared({"one": 0.9, "two": 0.85})
     runs = [

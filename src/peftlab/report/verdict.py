@@ -54,6 +54,9 @@ def decide(summary: Summary) -> Verdict:
     caveats = tuple(_caveats(summary))
     if not scored:
         return Verdict(None, "No verdict", ("No method has a score on every task.",), caveats)
+    if all(run.status != "done" for method in scored for run in method.runs):
+        advice = "train longer, on more rows, or at another learning rate"
+        return Verdict(None, "No method learned anything", (f"Every run collapsed or failed: {advice}.",), caveats)
     if len(scored) == 1:
         only = scored[0]
         return Verdict(only.name, f"Only {only.name} has a score", (f"{_score(summary, only)}.",), caveats)
