@@ -1,4 +1,4 @@
-"""How a race is timed: contestants take turns (ABAB…), and the median of each and of the ratios counts."""
+"""How a race is timed: contestants take turns (ABBA…, so that neither is always first), and the medians count."""
 
 import statistics
 import time
@@ -24,7 +24,8 @@ def race(ours: Callable[[], object], peer: Callable[[], object], seconds: float 
         peer()
     end = time.perf_counter() + seconds
     while len(times[1]) < 5 or time.perf_counter() < end:
-        for contestant, seen in zip((ours, peer), times, strict=True):
+        turns = list(zip((ours, peer), times, strict=True))
+        for contestant, seen in turns if len(times[0]) % 2 else reversed(turns):
             start = time.perf_counter()
             contestant()
             seen.append(time.perf_counter() - start)
