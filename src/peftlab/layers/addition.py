@@ -63,6 +63,9 @@ class Logits(NamedTuple):
 class Addition(nn.Module):
     """What a method puts into a site: a module that is called as its site's kind says."""
 
+    reads_first: bool = False
+    """of a head: it reads the first token and no other"""
+
     @property
     def group(self) -> Any:
         """Additions of equal group can be stacked into one; whatever is not a tensor belongs into it."""

@@ -6,6 +6,8 @@
 
 Each wraps one sublayer f. What the block does with f's output y is `join`; the site lies just before it.
 
+A self-attention may be asked for a few queries only: then x holds these, and `among` the sequence that they are from.
+
 Shapes: B rows, T tokens, D width.
 """
 
@@ -35,12 +37,21 @@ class Residual(nn.Module):
 class PostNorm(Residual):
     """norm(x + f(x))."""
 
-    def forward(self, x: Tensor, real: Tensor | None = None, route: Route | None = None, **inputs: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        real: Tensor | None = None,
+        route: Route | None = None,
+        among: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
         """x [B, T, D]; `real` [B, T] is True at real tokens; `inputs` are the sublayer's own."""
 
         def join(y: Tensor) -> Tensor:
             return self.norm(x + y, real, route)
 
+        if among is not None:
+            inputs["memory"] = among
         y = self.dropout(self.sublayer(x, route=route, **inputs))
         return join(self.out(y, x, join, route))
 
@@ -48,12 +59,21 @@ class PostNorm(Residual):
 class PreNorm(Residual):
     """x + f(norm(x))."""
 
-    def forward(self, x: Tensor, real: Tensor | None = None, route: Route | None = None, **inputs: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        real: Tensor | None = None,
+        route: Route | None = None,
+        among: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
         """As `PostNorm.forward`."""
 
         def join(y: Tensor) -> Tensor:
             return x + y
 
+        if among is not None:
+            inputs["memory"] = self.norm(among, real, route)
         received = self.norm(x, real, route)
         y = self.dropout(self.sublayer(received, route=route, **inputs))
         return join(self.out(y, received, join, route))
@@ -62,12 +82,21 @@ class PreNorm(Residual):
 class NoResidual(Residual):
     """norm(f(x))."""
 
-    def forward(self, x: Tensor, real: Tensor | None = None, route: Route | None = None, **inputs: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        real: Tensor | None = None,
+        route: Route | None = None,
+        among: Tensor | None = None,
+        **inputs: Any,
+    ) -> Tensor:
         """As `PostNorm.forward`."""
 
         def join(y: Tensor) -> Tensor:
             return self.norm(y, real, route)
 
+        if among is not None:
+            inputs["memory"] = among
         y = self.dropout(self.sublayer(x, route=route, **inputs))
         return join(self.out(y, x, join, route))
 

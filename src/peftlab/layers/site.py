@@ -201,6 +201,11 @@ class HeadSite(Site):
 
     kind = "head"
 
+    def read_first(self, route: Route | None = None) -> bool:
+        """Whether the heads that act read the first token and no other."""
+        acting: Sequence[Any] = self.acting(route)
+        return bool(acting) and all(head.reads_first for head in acting)
+
     def forward(self, states: States, route: Route | None = None) -> Logits | None:
         """The logits of the head that was activated last, or of each row's own."""
         acting = self.acting(route)

@@ -103,10 +103,19 @@ class Block(nn.Module):
         self.feedforward = feedforward
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, real: Tensor, route: Route | None = None, looks: list[Look] | None = None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        real: Tensor | None,
+        route: Route | None = None,
+        looks: list[Look] | None = None,
+        among: Tensor | None = None,
     ) -> Tensor:
-        """x [B, T, D]; mask [B, 1, 1, T] or None; real [B, T] True at real tokens."""
-        x = self.self_attention(x, real, route, mask=mask, looks=looks)
+        """x [B, T, D]; mask [B, 1, 1, T] or None; real [B, T] True at real tokens.
+
+        With `among` [B, T, D] only some of its tokens are followed further: x [B, few, D].
+        """
+        x = self.self_attention(x, real, route, among, mask=mask, looks=looks)
         return self.feedforward(x, real, route)
 
 
@@ -142,8 +151,13 @@ class Encoder(Model):
         adapters: Sequence[str | None] | None = None,
         attention: bool = False,
         route: Route | None = None,
+        logits_only: bool = False,
     ) -> Output:
-        """The hidden states of a batch; `adapters` names one a row (or None), `route` is the same made beforehand."""
+        """The hidden states of a batch; `adapters` names one a row (or None), `route` is the same made beforehand.
+
+        Whoever wants the logits and nothing else says so: where the heads read the first token alone, the last block
+        then follows no other, which saves a seventh of a six-block model's work.
+        """
         if adapters is not None:
             route = self.route(adapters, stable=False)
         if not torch.compiler.is_compiling():
@@ -151,10 +165,16 @@ class Encoder(Model):
         x, real, full, n, first = self.embedding(batch, route)
         mask = None if full else masks.padding(real)
         looks: list[Look] | None = [] if attention else None
-        for block in self.blocks:
-            x = block(x, mask, real, route, looks)
-        x = self.norm(x, real, route)
-        state = x[torch.arange(len(batch), device=x.device), first]  # [B, D]
+        rows = torch.arange(len(batch), device=x.device)
+        narrow = logits_only and self.head.read_first(route) and looks is None and self.config.norm != "batch"
+        for i, block in enumerate(self.blocks):
+            if narrow and i == len(self.blocks) - 1:
+                x = block(x[rows, first][:, None], mask, None, route, among=x)
+                n, first = 0, torch.zeros_like(rows)
+            else:
+                x = block(x, mask, real, route, looks)
+        x = self.norm(x, None if narrow else real, route)
+        state = x[rows, first]  # [B, D]
         pooled = None if self.pooler is None else self.pooler(state, route)
         scores, counts = self.head(States(state, x[:, n:], batch.mask, pooled), route) or (None, None)
         maps = None if looks is None else tuple(look.weights[:, :, n:] for look in looks)

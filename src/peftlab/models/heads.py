@@ -85,6 +85,7 @@ class ClassifierHead(Addition):
     def __init__(self, dim: int, labels: int, pool: str, activation: str | None, dropout: float, std: float) -> None:
         super().__init__()
         self.pool, self.activation, self.drop = pool, activation, dropout
+        self.reads_first = pool != "mean"
         self.dense = None if activation is None else nn.Linear(dim, dim)
         self.out = nn.Linear(dim, labels)
         for layer in (self.dense, self.out):
@@ -129,6 +130,11 @@ class MixedHeads:
     weight: Tensor
     bias: Tensor
     counts: Tensor
+
+    @property
+    def reads_first(self) -> bool:
+        """As `Addition.reads_first`."""
+        return self.pool != "mean"
 
     def __call__(self, states: States) -> Logits:
         x = POOLS[self.pool](states)

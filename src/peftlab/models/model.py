@@ -22,7 +22,8 @@ class Output:
     """What a model gives for a batch."""
 
     hidden: Tensor
-    """[B, T, D] the last hidden states of the batch's tokens, without virtual ones"""
+    """[B, T, D] the last hidden states of the batch's tokens, without virtual ones; [B, 1, D] of the token that the
+    heads read where only logits were asked for and they read no other"""
     pooled: Tensor | None = None
     """[B, D] what the base's own pooler makes of the first token; None where the family has none"""
     attention: tuple[Tensor, ...] | None = None

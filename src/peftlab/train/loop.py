@@ -99,7 +99,7 @@ def backward(model: Model, data: Encoded, rows: Sequence[int], parts: int, preci
         batch, labels = data.batch(part)
         device = next(model.parameters()).device
         with computing_in(precision, device):
-            logits = model(batch.to(device)).logits
+            logits = model(batch.to(device), logits_only=True).logits
         loss = classify.loss(logits, labels.to(device)) * (len(part) / len(rows))
         loss.backward()
         total += float(loss.detach())
@@ -116,7 +116,7 @@ def predict(model: Model, data: Encoded, precision: str) -> tuple[list[int], Ten
     for rows in sorted_batches(data.lengths()):
         batch, _ = data.batch(rows)
         with computing_in(precision, device):
-            logits = model(batch.to(device)).logits
+            logits = model(batch.to(device), logits_only=True).logits
         found |= dict(zip(rows, logits.float().cpu(), strict=True))
     model.train(training)
     logits = torch.stack([found[row] for row in range(len(data))])

@@ -46,7 +46,8 @@ def label_texts(folder: Path, lines: Iterator[Line]) -> Iterator[dict[str, Any]]
     chunk: list[Line] = []
 
     def answers() -> Iterator[dict[str, Any]]:
-        logits = base.model(base.tokenizer.encode(chunk, max_length=length, truncate=True)).logits
+        batch = base.tokenizer.encode(chunk, max_length=length, truncate=True)
+        logits = base.model(batch, logits_only=True).logits
         for text, row in zip(chunk, logits, strict=True):
             probabilities = dict(zip(names, row.softmax(0).tolist(), strict=True))
             label = names[int(row.argmax())]
