@@ -79,8 +79,8 @@ class Train(Section):
     """how often in a run"""
     patience: int | None = Field(None, ge=1)
     """stop after so many evaluations without a better one; None: never"""
-    pool: Literal["first", "mean"] = "first"
-    """what the head reads: the first token, which `transformers` and stock `peft` can load, or the mean"""
+    pool: Literal["first", "mean"] = "mean"
+    """what the head reads: the mean of the tokens, or the first, as `transformers`' own classifiers do"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 where the processor computes with it"""
     threads: int | None = Field(None, ge=1)

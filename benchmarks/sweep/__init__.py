@@ -1,0 +1,1 @@
+"""The sweep behind the methods' default learning rates: its settings, what runs it, and what came out."""
