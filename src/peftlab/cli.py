@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peftlab.errors import UserError
+from peftlab.errors import Stopped, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -212,3 +212,6 @@ def main() -> None:
     except UserError as error:
         print(f"peftlab: {error}", file=sys.stderr)
         sys.exit(2)
+    except Stopped as stopped:
+        print(f"peftlab: {stopped}", file=sys.stderr)
+        sys.exit(stopped.code)

@@ -4,6 +4,7 @@ The CLI turns a `UserError` into that sentence and exit code 2; anything else is
 """
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -21,3 +22,12 @@ def unknown(what: str, given: str, choices: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(given, choices, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(f"unknown {what} {given!r}: {hint}(there are {', '.join(choices)})")
+
+
+class Stopped(Exception):  # noqa: N818 — it is not an error
+    """A run was asked to stop and has saved what it had."""
+
+    def __init__(self, number: int, saved: str) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}; {saved}, and the same command goes on from there")
+        self.code = 128 + number
+        """what a shell expects: 143 after SIGTERM, 130 after SIGINT"""

@@ -11,6 +11,7 @@ def test_what_is_written_is_read_again():
     config = read_config('base = "minilm"\n[method]\nname = "lora"\nrank = 4\n[train]\nsteps = 7\n', ["train.lr=1e-3"])
     assert (config.train.steps, config.train.lr, config.build_method().rank) == (7, 1e-3, 4)
     assert read_config(config.to_toml()) == config
+    assert read_config(config.to_toml()).fingerprint("") == config.fingerprint("")
 
 
 @pytest.mark.parametrize("name", METHODS)

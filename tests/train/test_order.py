@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peftlab.train.order import endless, epoch, sorted_batches
+from peftlab.train.order import Order, epoch, sorted_batches
 
 
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=300), batch=st.integers(1, 40), seed=st.integers(0, 9))
@@ -23,9 +23,9 @@ def test_the_seed_and_the_epoch_decide():
     lengths = [random.Random(0).randint(3, 40) for _ in range(500)]
     assert epoch(lengths, 16, 1, 0) == epoch(lengths, 16, 1, 0)
     assert epoch(lengths, 16, 1, 0) != epoch(lengths, 16, 1, 1) != epoch(lengths, 16, 2, 1)
-    rows = endless(lengths, 16, 1)
-    first = [next(rows) for _ in range(64)]
-    assert first == epoch(lengths, 16, 1, 0) + epoch(lengths, 16, 1, 1)
+    order, both = Order(lengths, 16, 1), epoch(lengths, 16, 1, 0) + epoch(lengths, 16, 1, 1)
+    assert [order.rows(step) for step in range(64)] == both
+    assert [order.rows(step) for step in reversed(range(64))] == both[::-1]
 
 
 def test_there_is_little_padding():

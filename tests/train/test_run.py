@@ -1,15 +1,13 @@
 """A run from end to end on a small file: its folder, its repeatability, and what it is good for afterwards."""
 
-import csv
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import peft
 import pytest
 import torch
-import transformers
+from small import BAD, GOOD, write_films
 
 import peftlab
 from peftlab.data.examples import Examples
@@ -17,25 +15,16 @@ from peftlab.errors import UserError
 from peftlab.tasks.classify import encode
 from peftlab.train.config import make_config
 from peftlab.train.loop import backward
-from peftlab.train.predict import export_run, label_texts, read_lines
+from peftlab.train.predict import label_texts, read_lines
 from peftlab.train.run import load_data, open_run, run
 
-GOOD = ["a wonderful film", "I loved every minute", "great fun for all", "warm, witty and wise", "a small triumph"]
-BAD = ["a dreadful film", "I hated every minute", "no fun at all", "cold, dull and slow", "a large failure"]
 STEPS = {"steps": 12, "batch": 8, "evaluations": 2, "threads": 1}
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory) -> Path:
     """Sixty rows that a few steps can learn."""
-    path = tmp_path_factory.mktemp("data") / "films.csv"
-    with path.open("w", newline="") as out:
-        rows = csv.writer(out)
-        rows.writerow(["review", "verdict"])
-        for i in range(30):
-            rows.writerow([f"{GOOD[i % 5]}, number {i}", "good"])
-            rows.writerow([f"{BAD[i % 5]}, number {i}", "bad"])
-    return path
+    return write_films(tmp_path_factory.mktemp("data") / "films.csv")
 
 
 def config(file: Path, method: str, **train):
@@ -66,7 +55,7 @@ def test_a_finished_run_is_recognised_and_another_is_not_overwritten(file, tmp_p
     before = (tmp_path / "a" / "result.json").stat().st_mtime_ns
     assert run(config(file, "head"), tmp_path / "a") == first
     assert (tmp_path / "a" / "result.json").stat().st_mtime_ns == before
-    with pytest.raises(UserError, match="holds a run of another configuration or other data"):
+    with pytest.raises(UserError, match="holds a run of another configuration: there train.seed is 0, here 1"):
         run(config(file, "head", seed=1), tmp_path / "a")
 
 
@@ -99,22 +88,6 @@ def test_an_opened_run_predicts_what_it_predicted(method, file, tmp_path):
         assert sum(answer["probabilities"].values()) == pytest.approx(1)
         assert answer["label"] == max(answer["probabilities"], key=answer["probabilities"].get)
     assert base.model.active == ("mine",)
-
-
-def test_a_run_goes_to_stock_peft_and_to_transformers(file, tmp_path, minilm):
-    run(config(file, "lora", lr=1e-2), tmp_path / "run")
-    export_run(tmp_path / "run", tmp_path / "peft", "peft")
-    export_run(tmp_path / "run", tmp_path / "merged", "merged")
-    texts = ["a wonderful film", "a dull film", "hm"]
-    expected = torch.tensor([answer["logits"] for answer in label_texts(tmp_path / "run", iter(texts))])
-    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "merged")(texts, padding=True, return_tensors="pt")
-    auto = transformers.AutoModelForSequenceClassification
-    merged = auto.from_pretrained(tmp_path / "merged").eval()
-    stock = peft.PeftModel.from_pretrained(auto.from_pretrained(minilm, num_labels=2), tmp_path / "peft").eval()
-    with torch.no_grad():
-        torch.testing.assert_close(merged(**tokens).logits, expected, rtol=0, atol=1e-4)
-        torch.testing.assert_close(stock(**tokens).logits, expected, rtol=0, atol=1e-4)
-    assert merged.config.id2label == {0: "bad", 1: "good"}
 
 
 def test_the_command_line_trains_and_predicts(file, tmp_path):

@@ -31,12 +31,12 @@ def replace_file(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
-        _flush(temporary, os.O_RDWR)
+        flush(temporary, os.O_RDWR)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     if os.name == "posix":  # elsewhere a folder cannot be opened, and a rename needs no flush of its own
-        _flush(path.parent, os.O_RDONLY)
+        flush(path.parent, os.O_RDONLY)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -98,7 +98,7 @@ def check_manifest(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def _flush(path: Path, mode: int) -> None:
+def flush(path: Path, mode: int) -> None:
     """Ask the system to bring what was written to the disk."""
     handle = os.open(path, mode)
     try:

@@ -26,6 +26,8 @@ class Encoded:
     ids: list[list[int]]
     segments: list[list[int]] | None
     labels: list[int]
+    rows: list[int]
+    """the number of each row in the file it came from, for messages"""
     pad: int
 
     def __len__(self) -> int:
@@ -56,7 +58,7 @@ def encode(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Encoded
         ids += [row[real].tolist() for row, real in zip(batch.ids, batch.mask, strict=True)]
         if batch.segments is not None:
             segments += [row[real].tolist() for row, real in zip(batch.segments, batch.mask, strict=True)]
-    return Encoded(ids, segments or None, list(examples.labels), tokenizer.pad or 0)
+    return Encoded(ids, segments or None, list(examples.labels), examples.rows, tokenizer.pad or 0)
 
 
 def loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from peftlab.peft.method import Method
 class Section(BaseModel):
     """Unknown keys are errors; values do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class Task(Section):
@@ -48,6 +48,8 @@ class Task(Section):
     """of a file: another file to test on; otherwise a fifth of the rows is kept for it"""
     limit: int | None = Field(None, ge=1)
     """train on at most so many rows"""
+    test_limit: int | None = Field(None, ge=1)
+    """test on at most so many rows of each part"""
     max_length: int = Field(128, ge=4)
     """longer texts lose their end"""
 
@@ -81,6 +83,12 @@ class Train(Section):
     """stop after so many evaluations without a better one; None: never"""
     pool: Literal["first", "mean"] = "mean"
     """what the head reads: the mean of the tokens, or the first, as `transformers`' own classifiers do"""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """what to do at a step whose loss or gradient is not finite; it never reaches the weights"""
+    checkpoint: float = Field(60.0, ge=0)
+    """seconds between checkpoints, from which an interrupted run goes on; 0: after each step"""
+    tensorboard: bool = False
+    """also write TensorBoard's files (pip install 'peftlab[tensorboard]')"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bf16 where the processor computes with it"""
     threads: int | None = Field(None, ge=1)
@@ -104,8 +112,12 @@ class Config(Section):
         return make_method(self.method, "the configuration")
 
     def fingerprint(self, data: str) -> str:
-        """SHA-256 of the configuration and the data: two runs that share it are the same run."""
-        text = json.dumps([self.model_dump(), data], sort_keys=True)
+        """SHA-256 of the configuration and the data: two runs that share it are the same run.
+
+        How often it is saved and who watches changes nothing in it.
+        """
+        settings = self.model_dump(exclude={"train": {"checkpoint", "tensorboard"}})
+        text = json.dumps([settings, data], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_toml(self) -> str:

@@ -1,93 +1,218 @@
 """The training loop: rows in a fixed order, a step, now and then an evaluation; the best weights by validation win.
 
-It knows models, tasks and methods only by what they share: logits, a loss, parameters that train.
+It knows models, tasks and methods only by what they share: logits, a loss, parameters that train. Whatever a training
+depends on is in its `State`, so that one that was interrupted anywhere ends with the bits of one that was not.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from peftlab.errors import UserError
+from peftlab.errors import Stopped, UserError
 from peftlab.models.model import Model
 from peftlab.peft.method import Method
 from peftlab.tasks import classify
 from peftlab.tasks.classify import Encoded
+from peftlab.train.checkpoint import Checkpoints, State
 from peftlab.train.config import Train
+from peftlab.train.memory import out_of_memory
+from peftlab.train.metrics import Tell
 from peftlab.train.optim import adamw, rate
-from peftlab.train.order import endless, sorted_batches
+from peftlab.train.order import Order, sorted_batches
 from peftlab.train.precision import computing_in, pick_precision
-
-Tell = Callable[[dict[str, Any]], None]
+from peftlab.train.stop import Interrupted, Stop
 
 
 @dataclass
-class Trained:
-    """What a loop leaves behind; the model holds the best weights."""
+class Progress:
+    """How far a training is."""
 
-    steps: int
-    best_step: int
-    best_score: float
-    seconds: float
+    parts: int
+    """that a step's rows are computed in: `accumulate`, or more where memory ran out"""
+    step: int = 0
+    """optimizer steps done"""
+    evaluated: int = 0
+    """the step of the last evaluation"""
+    waited: int = 0
+    """evaluations since the best one"""
+    best_step: int = 0
+    best_score: float = -1.0
+    seconds: float = 0.0
     """spent in steps, without evaluations"""
-    tokens: int
+    earlier: float = 0.0
+    """that the run took until it was interrupted"""
+    tokens: int = 0
     """real tokens seen in training"""
+    losses: list[float] = field(default_factory=list)
+    """of the steps since the last evaluation"""
     curve: list[dict[str, float]] = field(default_factory=list)
     """at each evaluation: step, loss since the last one, score"""
+    skipped: list[int] = field(default_factory=list)
+    """steps without an update, because their gradient was not finite"""
 
 
-def train(model: Model, method: Method, data: Encoded, validation: Encoded, settings: Train, tell: Tell) -> Trained:
-    """Train what `freeze` left trainable on `data`, choosing the weights that do best on `validation`."""
-    lr = settings.lr or method.lr
-    steps = settings.steps or math.ceil(settings.epochs * len(data) / settings.batch)
-    every = max(1, math.ceil(steps / settings.evaluations))
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = adamw(trainable, lr, settings.weight_decay)
-    device = trainable[0].device
-    precision = pick_precision(settings.precision, device)
-    best, kept, waited = Trained(0, 0, -math.inf, 0.0, 0), [p.detach().clone() for p in trainable], 0
-    losses: list[float] = []
-    model.train()
-    rows = endless(data.lengths(), settings.batch, settings.seed)
-    for step in range(steps):
-        start = time.perf_counter()
-        method.thaw(model, step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr * rate(step, steps, settings.warmup, settings.schedule)
-        chosen = next(rows)
-        losses.append(backward(model, data, chosen, settings.accumulate, precision))
-        norm = torch.nn.utils.clip_grad_norm_(trainable, settings.clip)
-        if not math.isfinite(losses[-1]) or not bool(norm.isfinite()):
-            where = f"step {step + 1} (rows {', '.join(map(str, chosen[:8]))} …)"
-            raise UserError(f"the loss or its gradient is not finite at {where}: try a smaller train.lr")
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        best.seconds += time.perf_counter() - start
-        best.tokens += sum(len(data.ids[row]) for row in chosen)
-        best.steps = step + 1
-        if best.steps % every and best.steps < steps:
-            tell({"step": best.steps, "steps": steps, "loss": losses[-1]})
-            continue
-        score = classify.scores(predict(model, validation, precision)[0], validation.labels)["accuracy"]
-        best.curve.append({"step": best.steps, "loss": sum(losses) / len(losses), "score": score})
-        tell({"step": best.steps, "steps": steps, "loss": losses[-1], "score": score})
-        losses, waited = [], waited + 1
-        if score > best.best_score:
-            best.best_score, best.best_step, waited = score, best.steps, 0
-            kept = [parameter.detach().clone() for parameter in trainable]
-        if settings.patience is not None and waited >= settings.patience:
-            break
-    with torch.no_grad():
-        for parameter, value in zip(trainable, kept, strict=True):
-            parameter.copy_(value)
-    model.eval()
-    return best
+class Training:
+    """A model in training: its optimizer, its progress, the best weights so far."""
+
+    def __init__(self, model: Model, method: Method, data: Encoded, validation: Encoded, settings: Train) -> None:
+        self.model, self.method, self.data, self.validation, self.settings = model, method, data, validation, settings
+        self.lr = settings.lr or method.lr
+        self.steps = settings.steps or math.ceil(settings.epochs * len(data) / settings.batch)
+        self.every = max(1, math.ceil(self.steps / settings.evaluations))
+        self.order = Order(data.lengths(), settings.batch, settings.seed)
+        self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.optimizer = adamw(self.trainable.values(), self.lr, settings.weight_decay)
+        self.device = next(iter(self.trainable.values())).device
+        self.precision = pick_precision(settings.precision, self.device)
+        self.best = {name: p.detach().clone() for name, p in self.trainable.items()}
+        self.progress = Progress(parts=settings.accumulate)
+
+    @property
+    def due(self) -> bool:
+        """Whether an evaluation is."""
+        step = self.progress.step
+        return step > self.progress.evaluated and (step % self.every == 0 or step == self.steps)
+
+    @property
+    def done(self) -> bool:
+        """Whether training has come to its end."""
+        patience = self.settings.patience
+        tired = patience is not None and self.progress.waited >= patience
+        return not self.due and (tired or self.progress.step >= self.steps)
+
+    def step(self) -> None:
+        """One optimizer step."""
+        start, done = time.perf_counter(), self.progress
+        self.method.thaw(self.model, done.step)
+        factor = rate(done.step, self.steps, self.settings.warmup, self.settings.schedule)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr * factor
+        rows = self.order.rows(done.step)
+        loss = self.gradient(rows)
+        norm = nn.utils.clip_grad_norm_(self.trainable.values(), self.settings.clip)
+        done.step += 1
+        if math.isfinite(loss) and bool(norm.isfinite()):
+            self.optimizer.step()
+            done.losses.append(loss)
+        else:
+            self.refuse(rows)
+        self.optimizer.zero_grad(set_to_none=True)
+        done.seconds += time.perf_counter() - start
+        done.tokens += sum(len(self.data.ids[row]) for row in rows)
+
+    def gradient(self, rows: Sequence[int]) -> float:
+        """The loss, with its gradient in the parameters; in smaller parts from now on where memory runs out."""
+        while True:
+            random = random_state(self.device)
+            try:
+                return backward(self.model, self.data, rows, self.progress.parts, self.precision)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+            if self.progress.parts >= len(rows):
+                raise UserError("memory does not suffice for a single row: try a smaller task.max_length")
+            self.optimizer.zero_grad(set_to_none=True)
+            set_random_state(random, self.device)
+            self.progress.parts *= 2
+
+    def refuse(self, rows: Sequence[int]) -> None:
+        """A loss or gradient that is not finite never reaches the weights."""
+        if self.settings.nonfinite == "stop":
+            numbers = ", ".join(str(self.data.rows[row]) for row in rows)
+            where = f"step {self.progress.step} (rows {numbers} of the training file)"
+            raise UserError(
+                f"the loss or its gradient is not finite at {where}: try a smaller train.lr, or"
+                ' train.nonfinite = "skip" to leave such steps out'
+            )
+        self.progress.skipped.append(self.progress.step)
+
+    def evaluate(self, stop: Stop) -> None:
+        """Score the validation part, and keep the weights if they are the best."""
+        done = self.progress
+        if not done.losses:
+            raise UserError(f"no step up to {done.step} had a finite loss: try a smaller train.lr")
+        predictions, _ = predict(self.model, self.validation, self.precision, stop)
+        score = classify.scores(predictions, self.validation.labels)["accuracy"]
+        done.curve.append({"step": done.step, "loss": sum(done.losses) / len(done.losses), "score": score})
+        done.losses, done.evaluated, done.waited = [], done.step, done.waited + 1
+        if score > done.best_score:
+            done.best_score, done.best_step, done.waited = score, done.step, 0
+            self.best = {name: p.detach().clone() for name, p in self.trainable.items()}
+
+    def finish(self) -> Progress:
+        """Put the best weights into the model."""
+        with torch.no_grad():
+            for name, parameter in self.trainable.items():
+                parameter.copy_(self.best[name])
+        self.model.eval()
+        return self.progress
+
+    def state(self) -> State:
+        """All that the rest of the training depends on."""
+        tensors: dict[str, Tensor] = {}
+        counts: dict[str, float] = {}
+        for name, parameter in self.trainable.items():
+            tensors |= {f"now.{name}": parameter.detach(), f"best.{name}": self.best[name]}
+            if parameter in self.optimizer.state:
+                seen = self.optimizer.state[parameter]
+                tensors |= {f"{key}.{name}": seen[key] for key in ("exp_avg", "exp_avg_sq")}
+                counts[name] = float(seen["step"])
+        return State(tensors, {"progress": asdict(self.progress), "adam": counts, "random": random_state(self.device)})
+
+    def restore(self, state: State) -> None:
+        """Go on from a state."""
+        self.progress = Progress(**state.facts["progress"])
+        with torch.no_grad():
+            for name, parameter in self.trainable.items():
+                parameter.copy_(state.tensors[f"now.{name}"])
+                self.best[name].copy_(state.tensors[f"best.{name}"])
+                if name in state.facts["adam"]:
+                    self.optimizer.state[parameter] = {
+                        "step": torch.tensor(state.facts["adam"][name]),
+                        **{key: state.tensors[f"{key}.{name}"].to(self.device) for key in ("exp_avg", "exp_avg_sq")},
+                    }
+        set_random_state(state.facts["random"], self.device)
+        if self.progress.step:
+            self.method.thaw(self.model, self.progress.step - 1)
+
+
+def train(training: Training, checkpoints: Checkpoints, stop: Stop, tell: Tell) -> Progress:
+    """Train until it is done; asked to stop, save between two steps."""
+    done, settings = training.progress, training.settings
+    earlier, start = done.earlier, time.monotonic()
+    saved = start
+
+    def save() -> None:
+        done.earlier = earlier + time.monotonic() - start
+        checkpoints.save(done.step, training.state())
+        done.earlier = earlier
+
+    training.model.train()
+    while not training.done:
+        if training.due:
+            try:
+                training.evaluate(stop)
+                tell({"steps": training.steps, **done.curve[-1]})
+            except Interrupted:  # it is due again after the next start
+                pass
+        else:
+            training.step()
+            if not training.due:
+                loss = {"skipped": True} if done.step in done.skipped[-1:] else {"loss": done.losses[-1]}
+                tell({"steps": training.steps, "step": done.step, **loss})
+        if stop.number is not None:
+            save()
+            raise Stopped(stop.number, f"step {done.step} of {training.steps} is saved in {checkpoints.folder}")
+        if time.monotonic() - saved >= settings.checkpoint:
+            save()
+            saved = time.monotonic()
+    return training.finish()
 
 
 def backward(model: Model, data: Encoded, rows: Sequence[int], parts: int, precision: str) -> float:
@@ -107,17 +232,37 @@ def backward(model: Model, data: Encoded, rows: Sequence[int], parts: int, preci
 
 
 @torch.no_grad()
-def predict(model: Model, data: Encoded, precision: str) -> tuple[list[int], Tensor]:
+def predict(model: Model, data: Encoded, precision: str, stop: Stop | None = None) -> tuple[list[int], Tensor]:
     """The predicted label of each row in its order, and the logits [rows, L]."""
     training = model.training
     model.eval()
     device = next(model.parameters()).device
     found: dict[int, Tensor] = {}
-    for rows in sorted_batches(data.lengths()):
-        batch, _ = data.batch(rows)
-        with computing_in(precision, device):
-            logits = model(batch.to(device), logits_only=True).logits
-        found |= dict(zip(rows, logits.float().cpu(), strict=True))
-    model.train(training)
+    try:
+        for rows in sorted_batches(data.lengths()):
+            if stop is not None:
+                stop.check()
+            batch, _ = data.batch(rows)
+            with computing_in(precision, device):
+                logits = model(batch.to(device), logits_only=True).logits
+            found |= dict(zip(rows, logits.float().cpu(), strict=True))
+    finally:
+        model.train(training)
     logits = torch.stack([found[row] for row in range(len(data))])
     return logits.argmax(1).tolist(), logits
+
+
+def random_state(device: torch.device) -> dict[str, str]:
+    """The state of the generators that dropout draws from, as text."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        states[device.type] = torch.get_device_module(device).get_rng_state()
+    return {kind: bytes(state.tolist()).hex() for kind, state in states.items()}
+
+
+def set_random_state(states: dict[str, str], device: torch.device) -> None:
+    """Draw on from a state."""
+    tensors = {kind: torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8) for kind, text in states.items()}
+    torch.set_rng_state(tensors["cpu"])
+    if device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(tensors[device.type])

@@ -7,7 +7,7 @@ cut into batches, and the batches are shuffled. On SST-2 that leaves 3 % padding
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 WINDOW = 50
 """batches a window"""
@@ -26,12 +26,19 @@ def epoch(lengths: Sequence[int], batch: int, seed: int, number: int) -> list[li
     return batches
 
 
-def endless(lengths: Sequence[int], batch: int, seed: int) -> Iterator[list[int]]:
-    """The batches of one epoch after the other."""
-    number = 0
-    while True:
-        yield from epoch(lengths, batch, seed, number)
-        number += 1
+class Order:
+    """The rows of each step, one epoch after the other; any step can be asked for."""
+
+    def __init__(self, lengths: Sequence[int], batch: int, seed: int) -> None:
+        self.lengths, self.batch, self.seed = lengths, batch, seed
+        self.number, self.batches = 0, epoch(lengths, batch, seed, 0)
+
+    def rows(self, step: int) -> list[int]:
+        """The rows of a step, counted from 0."""
+        number, place = divmod(step, len(self.batches))  # every epoch has as many batches
+        if number != self.number:
+            self.number, self.batches = number, epoch(self.lengths, self.batch, self.seed, number)
+        return self.batches[place]
 
 
 def sorted_batches(lengths: Sequence[int], tokens: int = 4096) -> list[list[int]]:

@@ -3,28 +3,29 @@
 runs/lora-reviews-0/
   config.toml      what was asked for, completed
   metrics.jsonl    a line a step
+  checkpoints/     what an interrupted run goes on from; gone when it is done
   adapter/         what was trained (a checkpoint for methods that train the base)
   result.json      scores, costs and predictions, written last: with it the run is done
 
 peftlab train config.toml --out runs/mine
+
+Interrupted, by a signal or a power cut, the same command goes on from the last checkpoint and ends with the same bits.
 """
 
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from peftlab.data.examples import Labelled, limit, split_stratified
+from peftlab.data.examples import Examples, Labelled, limit, split_stratified
 from peftlab.data.files import write_text
 from peftlab.data.glue import load_task
-from peftlab.errors import UserError
+from peftlab.errors import Stopped, UserError
 from peftlab.models.base import Base, load
 from peftlab.models.heads import Classifier
 from peftlab.peft import Head
@@ -32,9 +33,14 @@ from peftlab.peft.attach import attach, freeze
 from peftlab.peft.describe import describe
 from peftlab.peft.formats import load_adapter, save_adapter
 from peftlab.tasks import classify
+from peftlab.train.checkpoint import Checkpoints
 from peftlab.train.config import Config, read_config_file
-from peftlab.train.loop import predict, train
-from peftlab.train.precision import pick_device, pick_precision
+from peftlab.train.lock import locked
+from peftlab.train.loop import Progress, Training, predict, train
+from peftlab.train.memory import peak_memory
+from peftlab.train.metrics import Metrics, Tell
+from peftlab.train.precision import pick_device
+from peftlab.train.stop import Interrupted, Stop, stopping
 
 ADAPTER = "mine"
 
@@ -42,84 +48,141 @@ ADAPTER = "mine"
 def load_data(config: Config) -> Labelled:
     """The data of a run's task."""
     task = config.task
-    return load_task(task.name, text=task.text, pair=task.pair, label=task.label, test=task.test)
+    data = load_task(task.name, text=task.text, pair=task.pair, label=task.label, test=task.test)
+    if task.limit is not None:
+        data = replace(data, train=limit(data.train, task.limit, 0))
+    if task.test_limit is not None:
+        data = replace(data, tests={name: limit(part, task.test_limit, 0) for name, part in data.tests.items()})
+    return data
 
 
-def run(config: Config, folder: Path, tell: Callable[[dict[str, Any]], None] = lambda line: None) -> dict[str, Any]:
+def run(config: Config, folder: Path, tell: Tell = lambda line: None) -> dict[str, Any]:
     """Train and test as the configuration says; gives the result that it wrote. A finished run is not run again."""
     data = load_data(config)
     fingerprint = config.fingerprint(data.fingerprint())
-    if (done := finished(folder, fingerprint)) is not None:
+    if (done := finished(folder, config, fingerprint)) is not None:
         return done
-    started = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder), stopping() as stop:
+        started = time.monotonic()
+        write_text(folder / "config.toml", config.to_toml())
+        base = load(config.base)
+        training = prepare(base, data, config)
+        checkpoints = Checkpoints(folder / "checkpoints", fingerprint)
+        if (state := checkpoints.latest()) is not None:
+            training.restore(state)
+        metrics = Metrics(folder, training.progress.step, tell, config.train.tensorboard)
+        trained = train(training, checkpoints, stop, metrics)
+        metrics.close()
+        tests = test(base, data, config, training, checkpoints, stop)
+        base.model.cpu()
+        save(base, folder / "adapter")
+        result = {"fingerprint": fingerprint, **describe_run(base, data, config, trained, tests)}
+        result["precision"] = training.precision
+        result["adapter_bytes"] = sum(file.stat().st_size for file in (folder / "adapter").rglob("*") if file.is_file())
+        result["seconds"] = trained.earlier + time.monotonic() - started
+        write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
+        checkpoints.remove()
+    return result
+
+
+def prepare(base: Base, data: Labelled, config: Config) -> Training:
+    """The model with what is to be trained, and the rows to train on and to choose by."""
     torch.manual_seed(config.train.seed)
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.toml", config.to_toml())
-    base = load(config.base)
-    device = pick_device()
-    base.model.to(device)
+    base.model.to(pick_device())
     method = config.build_method()
     attach(base.model, ADAPTER, method, head=Classifier(labels=data.labels, pool=config.train.pool))
     freeze(base.model)
-    length = min(config.task.max_length, base.config.max_length)
-    rows = data.train if config.task.limit is None else limit(data.train, config.task.limit, 0)
-    training, validation = split_stratified(rows, config.train.validation, config.train.seed)
-    encoded, held = (classify.encode(base.tokenizer, part, length) for part in (training, validation))
-    with (folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
+    parts = split_stratified(data.train, config.train.validation, config.train.seed)
+    rows, held = (encoded(base, part, config) for part in parts)
+    return Training(base.model, method, rows, held, config.train)
 
-        def note(line: dict[str, Any]) -> None:
-            metrics.write(json.dumps(line) + "\n")
-            metrics.flush()
-            tell(line)
 
-        trained = train(base.model, method, encoded, held, config.train, note)
-    precision = pick_precision(config.train.precision, device)
-    tests, predictions = {}, {}
-    for name, part in data.tests.items():
-        predictions[name], _ = predict(base.model, classify.encode(base.tokenizer, part, length), precision)
-        tests[name] = classify.scores(predictions[name], part.labels)
-    base.model.cpu()
-    save(base, folder / "adapter")
+def encoded(base: Base, part: Examples, config: Config) -> classify.Encoded:
+    """A part's tokens."""
+    return classify.encode(base.tokenizer, part, min(config.task.max_length, base.config.max_length))
+
+
+def test(
+    base: Base, data: Labelled, config: Config, training: Training, checkpoints: Checkpoints, stop: Stop
+) -> dict[str, list[int]]:
+    """The predicted labels of each test part."""
+    try:
+        return {
+            name: predict(base.model, encoded(base, part, config), training.precision, stop)[0]
+            for name, part in data.tests.items()
+        }
+    except Interrupted:
+        checkpoints.save(training.progress.step, training.state())
+        assert stop.number is not None
+        raise Stopped(stop.number, f"all {training.steps} steps are saved in {checkpoints.folder}") from None
+
+
+def describe_run(
+    base: Base, data: Labelled, config: Config, trained: Progress, predictions: dict[str, list[int]]
+) -> dict[str, Any]:
+    """What a run was, what it cost and what came out."""
+    scores = {name: classify.scores(labels, data.tests[name].labels) for name, labels in predictions.items()}
     seen = describe(base.model)
-    first = next(iter(tests))
-    result = {
-        "fingerprint": fingerprint,
-        "method": method.name,
+    return {
+        "method": config.method["name"],
         "task": data.name,
         "seed": config.train.seed,
-        **{key: sum(scores[key] for scores in tests.values()) / len(tests) for key in tests[first]},
-        "tests": tests,
+        **{key: sum(part[key] for part in scores.values()) / len(scores) for key in next(iter(scores.values()))},
+        "tests": scores,
         "validation": trained.best_score,
-        "steps": trained.steps,
+        "steps": trained.step,
         "best_step": trained.best_step,
+        "parts": trained.parts,
+        "skipped": trained.skipped,
         "trainable": seen.trainable,
         "trainable_without_head": seen.trainable - seen.heads,
         "base_parameters": seen.base,
-        "adapter_bytes": sum(path.stat().st_size for path in (folder / "adapter").rglob("*") if path.is_file()),
-        "precision": precision,
         "curve": trained.curve,
         "predictions": predictions,
         "labels": list(data.labels),
         "peak_memory": peak_memory(),
-        "ms_step": 1000 * trained.seconds / trained.steps,
+        "ms_step": 1000 * trained.seconds / trained.step,
         "tokens_second": trained.tokens / trained.seconds,
-        "seconds": time.perf_counter() - started,
     }
-    write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
-    return result
 
 
-def finished(folder: Path, fingerprint: str) -> dict[str, Any] | None:
+def finished(folder: Path, config: Config, fingerprint: str) -> dict[str, Any] | None:
     """The result of a run that was done with this configuration and data; another one in its place is an error."""
     path = folder / "result.json"
+    if (folder / "config.toml").is_file():
+        before = read_config_file(folder / "config.toml")
+        if before.fingerprint("") != config.fingerprint(""):
+            raise UserError(f"{folder} holds a run of another configuration: {difference(before, config)}; {ELSEWHERE}")
     if not path.is_file():
         return None
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if result.get("fingerprint") != fingerprint:
-        raise UserError(f"{folder} holds a run of another configuration or other data: choose another folder")
+        raise UserError(f"{folder} holds a run on other data of the same name; {ELSEWHERE}")
     return result
+
+
+ELSEWHERE = "choose another --out, or delete it"
+
+
+def difference(before: Config, now: Config) -> str:
+    """The first setting that differs."""
+    settings = [flat(config.model_dump()) for config in (before, now)]
+    for key in sorted(settings[0].keys() | settings[1].keys()):
+        old, new = (setting.get(key) for setting in settings)
+        if old != new:
+            return f"there {key} is {old!r}, here {new!r}"
+    return "an older version wrote it"
+
+
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """section.key → value."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def save(base: Base, folder: Path) -> None:
@@ -128,7 +191,7 @@ def save(base: Base, folder: Path) -> None:
     if not attached.method.trains_base:
         return save_adapter(base, ADAPTER, folder)
     base.save(folder)
-    saved = load(folder)
+    saved = replace(load(folder), name="..")  # beside it, wherever the run's folder goes
     attach(saved.model, ADAPTER, Head(), head=attached.head)
     for key, addition in base.model.additions(ADAPTER).items():
         saved.model.additions(ADAPTER)[key].load_state_dict(addition.state_dict())
@@ -145,9 +208,3 @@ def open_run(folder: Path) -> tuple[Base, Config]:
     base = load(adapter if trained_base else config.base)
     load_adapter(base, adapter / "head" if trained_base else adapter, name=ADAPTER)
     return base, config
-
-
-def peak_memory() -> int:
-    """The most memory that this process held, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

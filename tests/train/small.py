@@ -1,0 +1,40 @@
+"""A base so small that a training step takes milliseconds, and a file that it can learn: for tests of whole runs."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import transformers
+
+from peftlab.train.config import Config, make_config
+
+GOOD = ["a wonderful film", "I loved every minute", "great fun for all", "warm, witty and wise", "a small triumph"]
+BAD = ["a dreadful film", "I hated every minute", "no fun at all", "cold, dull and slow", "a large failure"]
+
+
+def write_base(folder: Path, minilm: Path, **sizes: int) -> Path:
+    """A random BERT of two layers with MiniLM's words."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2} | sizes
+    transformers.set_seed(0)
+    transformers.BertModel(transformers.BertConfig(vocab_size=30522, **sizes)).save_pretrained(folder)
+    for name in ("tokenizer.json", "vocab.txt"):
+        shutil.copy(minilm / name, folder / name)
+    return folder
+
+
+def write_films(path: Path, rows: int = 60) -> Path:
+    """Reviews with a verdict, half of them good."""
+    with path.open("w", newline="") as out:
+        lines = csv.writer(out)
+        lines.writerow(["review", "verdict"])
+        for i in range(rows // 2):
+            lines.writerow([f"{GOOD[i % 5]}, number {i}", "good"])
+            lines.writerow([f"{BAD[i % 5]}, number {i}", "bad"])
+    return path
+
+
+def films(base: Path, file: Path, method: str = "lora", **train) -> Config:
+    """A run of a few steps, dropout on, with steps of two parts, two epochs, and evaluations in between."""
+    short = {"steps": 13, "batch": 8, "accumulate": 2, "evaluations": 3, "threads": 1, "checkpoint": 1e9}
+    task = {"name": str(file), "text": "review", "label": "verdict"}
+    return make_config({"base": str(base), "task": task, "method": {"name": method}, "train": short | train})

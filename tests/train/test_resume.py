@@ -1,0 +1,186 @@
+"""A run that was interrupted, anywhere, ends with the bits of one that was not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from small import films, write_base, write_films
+
+from peftlab.errors import Stopped, UserError
+from peftlab.train import loop
+from peftlab.train import run as run_module
+from peftlab.train.checkpoint import Checkpoints, State
+from peftlab.train.config import Config
+from peftlab.train.run import run
+
+TIMES = ("peak_memory", "ms_step", "tokens_second", "seconds")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, minilm) -> Path:
+    return write_base(tmp_path_factory.mktemp("base"), minilm)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    return write_films(tmp_path_factory.mktemp("data") / "films.csv")
+
+
+@pytest.fixture
+def final(monkeypatch) -> dict[str, State]:
+    """The state at the end of the last training: weights, optimizer, random generators, losses."""
+    seen: dict[str, State] = {}
+
+    def watched(training, *others):
+        result = loop.train(training, *others)
+        seen["state"] = training.state()
+        return result
+
+    monkeypatch.setattr(run_module, "train", watched)
+    return seen
+
+
+def bits(folder: Path) -> dict[str, object]:
+    """All that a run leaves, but for its times."""
+    result = json.loads((folder / "result.json").read_text())
+    files = sorted(p for p in (folder / "adapter").rglob("*") if p.is_file())
+    return {
+        "result": {key: value for key, value in result.items() if key not in TIMES},
+        "metrics": (folder / "metrics.jsonl").read_bytes(),
+        "adapter": [(str(p.relative_to(folder)), p.read_bytes()) for p in files],
+    }
+
+
+def assert_same(one: State, other: State) -> None:
+    assert one.tensors.keys() == other.tensors.keys()
+    assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
+    facts = [json.loads(json.dumps(state.facts)) for state in (one, other)]
+    for fact in facts:
+        for timing in ("seconds", "earlier"):
+            fact["progress"].pop(timing)
+    assert facts[0] == facts[1]
+
+
+def interrupt(config: Config, folder: Path, step: int) -> None:
+    """Run, and ask to stop by a signal when the line of a step is told."""
+
+    def tell(line) -> None:
+        if line["step"] == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped) as stopped:
+        run(config, folder, tell)
+    assert stopped.value.code == 143
+    assert not (folder / "result.json").exists()
+
+
+@pytest.mark.parametrize("method", ["lora", "p_tuning", "full", "slow_start"])
+def test_interrupted_after_every_step(method, base, file, tmp_path, final):
+    config = films(base, file, method)
+    run(config, tmp_path / "whole")
+    expected, whole = final["state"], bits(tmp_path / "whole")
+    for step in range(1, 14) if method == "lora" else (2, 5, 6, 13):  # 5 and 10 are evaluated, 6 ends an epoch
+        folder = tmp_path / str(step)
+        interrupt(config, folder, step)
+        run(config, folder)
+        assert_same(final["state"], expected)
+        assert bits(folder) == whole
+        assert not (folder / "checkpoints").exists()
+
+
+def test_interrupted_again_and_again(base, file, tmp_path, final):
+    config = films(base, file)
+    run(config, tmp_path / "whole")
+    expected = final["state"]
+    for step in range(1, 14):
+        interrupt(config, tmp_path / "often", step)
+    run(config, tmp_path / "often")
+    assert_same(final["state"], expected)
+    assert bits(tmp_path / "often") == bits(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_interrupted_during_an_evaluation_or_the_test(number, base, file, tmp_path, final, monkeypatch):
+    config = films(base, file)
+    run(config, tmp_path / "whole")
+    expected = final["state"]
+    calls = []
+
+    def interrupting(lengths):
+        calls.append(len(lengths))
+        if len(calls) == number:  # three evaluations, then the test
+            os.kill(os.getpid(), signal.SIGINT)
+        return loop_batches(lengths)
+
+    loop_batches = loop.sorted_batches
+    monkeypatch.setattr(loop, "sorted_batches", interrupting)
+    with pytest.raises(Stopped) as stopped:
+        run(config, tmp_path / "part")
+    assert stopped.value.code == 130
+    monkeypatch.setattr(loop, "sorted_batches", loop_batches)
+    run(config, tmp_path / "part")
+    assert_same(final["state"], expected)
+    assert bits(tmp_path / "part") == bits(tmp_path / "whole")
+
+
+def test_a_checkpoint_after_each_step_changes_nothing(base, file, tmp_path):
+    run(films(base, file), tmp_path / "none")
+    run(films(base, file, checkpoint=0), tmp_path / "each")
+    assert bits(tmp_path / "none") == bits(tmp_path / "each")
+
+
+def test_signals_of_a_real_process(base, file, tmp_path):
+    """SIGTERM: 143; SIGINT: 130; both say what is saved; a second SIGINT stops at once."""
+    config = films(base, file, steps=100_000, evaluations=1)
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        process = start(config, tmp_path)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == code, errors
+        assert "is saved in" in errors
+        assert "Traceback" not in errors
+        assert Checkpoints(tmp_path / "run" / "checkpoints", "").steps()
+
+
+def start(config: Config, folder: Path) -> subprocess.Popen[str]:
+    """A process that trains, once it has done some steps."""
+    (folder / "asked.toml").write_text(config.to_toml())
+    metrics = folder / "run" / "metrics.jsonl"
+    before = metrics.stat().st_size if metrics.is_file() else 0
+    command = [sys.executable, "-m", "peftlab", "train", str(folder / "asked.toml"), "--out", str(folder / "run")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    end = time.monotonic() + 60
+    while not metrics.is_file() or metrics.stat().st_size <= before + 200:
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return process
+
+
+def test_two_processes_do_not_share_a_folder(base, file, tmp_path):
+    process = start(films(base, file, steps=100_000, evaluations=1), tmp_path)
+    try:
+        with pytest.raises(UserError, match="is in use by another process: wait for it, or choose another --out"):
+            run(films(base, file, steps=100_000, evaluations=1), tmp_path / "run")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_another_configuration_does_not_go_on_from_it(base, file, tmp_path):
+    interrupt(films(base, file), tmp_path / "run", 5)
+    with pytest.raises(UserError, match=r"there train.seed is 0, here 1; choose another --out, or delete it"):
+        run(films(base, file, seed=1), tmp_path / "run")
+    with file.open("a") as more:
+        more.write("one more film,good\n")
+    try:
+        with pytest.warns(UserWarning, match="belongs to another configuration or other data"):
+            run(films(base, file), tmp_path / "run")
+    finally:
+        write_films(file)
