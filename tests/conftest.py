@@ -8,6 +8,15 @@ import torch
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption("--kills", type=int, default=24, help="how often a training is killed (the full count is 200)")
+
+
+@pytest.fixture
+def kills(request) -> int:
+    return request.config.getoption("--kills")
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

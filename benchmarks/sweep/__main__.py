@@ -32,7 +32,7 @@ def main() -> None:
     given = parser.parse_args()
     jobs = plan(tomllib.loads((HERE / "sweep.toml").read_text(encoding="utf-8")), given.task, given.out)
     with watching() as watch:
-        run_grid(jobs, given.workers, watch)
+        run_grid(jobs, given.workers, watch, given.out)
     rows = [row(job) for job in jobs if job.state == "done"]
     write_text(HERE / "results.json", json.dumps(rows, indent=1) + "\n")
     Console().print(table(rows))

@@ -132,32 +132,43 @@ def compare(
     base: Annotated[str, typer.Option(help="short name, folder or hub id of the model")] = "minilm",
     limit: Annotated[int | None, typer.Option(min=8, help="train on at most so many rows")] = None,
     steps: Annotated[int, typer.Option(min=1, help="optimizer steps of each run")] = 300,
+    epochs: Annotated[float | None, typer.Option(help="passes over the training rows, instead of steps")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="instead of equal steps: seconds=60 (of training) or params=50000 (that are trained)"),
+    ] = None,
     text: Annotated[str | None, typer.Option(help="of a file: the column of the text")] = None,
     pair: Annotated[str | None, typer.Option(help="of a file: the column of a second text")] = None,
     label: Annotated[str | None, typer.Option(help="of a file: the column of the label")] = None,
+    test: Annotated[str | None, typer.Option(help="of a file: another one with the rows to test on")] = None,
     out: Annotated[Path, typer.Option(help="where runs and report go")] = Path("comparison"),
     quick: Annotated[bool, typer.Option("--quick", help="one seed, few steps and rows: a first look")] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="override a key: train.batch=32")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="runs at once; as many as cores")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="runs at once [default: as many as cores]")] = None,
 ) -> None:
-    """Train every method on the same base, data and seeds, and say which to use, with its uncertainty."""
+    """Train every method on the same base, data and seeds, and say which to use, with its uncertainty.
+
+    Called again after an interruption, it goes on where it was.
+    """
+    from peftlab.compare.compare import Question
     from peftlab.compare.compare import compare as run_comparison
     from peftlab.report import terminal, write
 
-    columns = {"text": text, "pair": pair, "label": label}
-    comparison = run_comparison(
+    columns = {"text": text, "pair": pair, "label": label, "test": test}
+    question = Question(
         tasks=[{"name": name, **columns} for name in task.split(",")],
         methods=None if methods is None else methods.split(","),
-        seeds=1 if quick else seeds,
+        seeds=seeds,
         base=base,
-        limit=min(limit or 800, 800) if quick else limit,
-        steps=min(steps, 60) if quick else steps,
-        out=out,
+        steps=steps,
+        epochs=epochs,
+        limit=limit,
+        budget=budget,
         overrides=set_ or [],
         workers=workers,
-        quick=quick,
-        command=shlex.join(["peftlab", *sys.argv[1:]]),
     )
+    question = question.shortened() if quick else question
+    comparison = run_comparison(question, out, shlex.join(["peftlab", *sys.argv[1:]]))
     write(comparison, out)
     screen = console()
     screen.print(terminal(comparison, screen.width))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import films, write_base, write_films
+from small import bits, films, write_base, write_films
 
 from peftlab.errors import Stopped, UserError
 from peftlab.train import loop
@@ -18,8 +18,6 @@ from peftlab.train import run as run_module
 from peftlab.train.checkpoint import Checkpoints, State
 from peftlab.train.config import Config
 from peftlab.train.run import run
-
-TIMES = ("peak_memory", "ms_step", "tokens_second", "seconds")
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +42,6 @@ def final(monkeypatch) -> dict[str, State]:
 
     monkeypatch.setattr(run_module, "train", watched)
     return seen
-
-
-def bits(folder: Path) -> dict[str, object]:
-    """All that a run leaves, but for its times."""
-    result = json.loads((folder / "result.json").read_text())
-    files = sorted(p for p in (folder / "adapter").rglob("*") if p.is_file())
-    return {
-        "result": {key: value for key, value in result.items() if key not in TIMES},
-        "metrics": (folder / "metrics.jsonl").read_bytes(),
-        "adapter": [(str(p.relative_to(folder)), p.read_bytes()) for p in files],
-    }
 
 
 def assert_same(one: State, other: State) -> None:
@@ -184,3 +171,14 @@ def test_another_configuration_does_not_go_on_from_it(base, file, tmp_path):
             run(films(base, file), tmp_path / "run")
     finally:
         write_films(file)
+
+
+def test_killed_at_many_moments(kills):
+    """`pytest --kills 200` for the full count."""
+    script = Path(__file__).with_name("interrupted.py")
+    environment = os.environ | {"PYTHONPATH": str(script.parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), "--count", str(kills)], capture_output=True, text=True, env=environment
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr

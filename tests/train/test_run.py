@@ -55,7 +55,7 @@ def test_a_finished_run_is_recognised_and_another_is_not_overwritten(file, tmp_p
     before = (tmp_path / "a" / "result.json").stat().st_mtime_ns
     assert run(config(file, "head"), tmp_path / "a") == first
     assert (tmp_path / "a" / "result.json").stat().st_mtime_ns == before
-    with pytest.raises(UserError, match="holds a run of another configuration: there train.seed is 0, here 1"):
+    with pytest.raises(UserError, match=r"holds a run of another configuration: there train.seed is 0, here 1"):
         run(config(file, "head", seed=1), tmp_path / "a")
 
 

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from peftlab.data.files import write_text
+from peftlab.errors import Stopped
 from peftlab.train.config import Config, make_config, override_value
+from peftlab.train.stop import stopping
 
 POLL = 0.2
 """seconds between two looks at the processes"""
@@ -59,40 +61,51 @@ def plan(
     out: Path,
     settings: dict[str, Any],
     overrides: Sequence[str] = (),
+    settle: Callable[[Config], list[str]] = lambda config: [],
 ) -> list[Job]:
-    """The runs of a grid, each with its complete configuration; a mistake in any of them is told before one starts."""
+    """The runs of a grid, each with its complete configuration; a mistake in any of them is told before one starts.
+
+    `settle` gives what else is to be set, once the configuration of a method on a task is known.
+    """
     jobs = []
     for task in tasks:
         for method in methods:
+            content = json.loads(json.dumps(settings))
+            content["task"] = {**content.get("task", {}), **task}
+            content["method"] = {"name": method}
+            for override in overrides:
+                override_value(content, override)
+            for override in settle(make_config(content, "the comparison")):
+                override_value(content, override)
             for seed in range(seeds):
-                content = json.loads(json.dumps(settings))
-                content["task"] = {**content.get("task", {}), **task}
-                content["method"] = {"name": method}
-                content.setdefault("train", {})["seed"] = seed
-                for override in overrides:
-                    override_value(content, override)
-                name = f"{method}-{Path(task['name']).stem}-{seed}"
-                jobs.append(Job(make_config(content, "the comparison"), out / "runs" / name))
+                content["train"] = {**content.get("train", {}), "seed": seed}
+                config = make_config(content, "the comparison")
+                jobs.append(Job(config, out / "runs" / f"{method}-{Path(task['name']).stem}-{seed}"))
     return jobs
 
 
-def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]], None]) -> None:
-    """Run all jobs, `workers` at a time; `watch` sees them after each look."""
+def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]], None], out: Path) -> None:
+    """Run all jobs, `workers` at a time; `watch` sees them after each look. Asked to stop, let the runs save."""
     waiting = list(jobs)
-    try:
-        while any(job.state in ("waiting", "running") for job in jobs):
-            running = [job for job in jobs if job.state == "running"]
-            for job in running:
-                look(job)
-            while waiting and sum(job.state == "running" for job in jobs) < workers:
-                start(waiting.pop(0))
-            watch(jobs)
-            time.sleep(POLL)
+    with stopping() as stop:
+        try:
+            while any(job.state in ("waiting", "running") for job in jobs) and stop.number is None:
+                for job in jobs:
+                    if job.state == "running":
+                        look(job)
+                while waiting and sum(job.state == "running" for job in jobs) < workers:
+                    start(waiting.pop(0))
+                watch(jobs)
+                time.sleep(POLL)
+        finally:
+            running = [job.process for job in jobs if job.process is not None and job.process.poll() is None]
+            for process in running:
+                process.terminate()
+            for process in running:
+                process.wait()
+        if stop.number is not None:
+            raise Stopped(stop.number, f"the runs so far are saved in {out}")
         watch(jobs)
-    finally:
-        for job in jobs:
-            if job.process is not None and job.process.poll() is None:
-                job.process.terminate()
 
 
 def start(job: Job) -> None:

@@ -22,18 +22,20 @@ def watching() -> Iterator[Callable[[Sequence[Job]], None]]:
     console = Console(stderr=True)
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:
-            yield lambda jobs: live.update(table(jobs))
+            yield lambda jobs: live.update(table(jobs, console.height - 6))
     else:
         yield Lines()
 
 
-def table(jobs: Sequence[Job]) -> Table:
-    """Method, progress, time left, current score of each run."""
+def table(jobs: Sequence[Job], room: int) -> Table:
+    """Method, progress, time left, current score of each run; where there is no room for all, of those that matter."""
     now = time.monotonic()
+    shown_first = {"running": 0, "failed": 1, "done": 2, "waiting": 3}
+    chosen = sorted(jobs, key=lambda job: (shown_first[job.state], -job.ended))[: max(room, 1)]
     shown = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("run", "state", "step", "left", "validation"):
         shown.add_column(heading, no_wrap=True)
-    for job in jobs:
+    for job in (job for job in jobs if any(job is other for other in chosen)):
         left = job.left(now) if job.state == "running" else None
         shown.add_row(
             job.title,
@@ -43,8 +45,21 @@ def table(jobs: Sequence[Job]) -> Table:
             "" if job.score is None else f"{job.score:.3f}",
         )
     done = sum(job.state in ("done", "failed") for job in jobs)
-    shown.caption = f"{done} of {len(jobs)} runs ended"
+    left = time_left(jobs, now)
+    shown.caption = f"{done} of {len(jobs)} runs ended" + ("" if left is None else f", about {clock(left)} left")
     return shown
+
+
+def time_left(jobs: Sequence[Job], now: float) -> float | None:
+    """Seconds until the last run ends, if those to come take as long as the mean of those so far."""
+    took = [job.ended - job.started for job in jobs if job.state == "done"]
+    running = [job for job in jobs if job.state == "running"]
+    left = [job.left(now) for job in running]
+    took += [now - job.started + rest for job, rest in zip(running, left, strict=True) if rest is not None]
+    if not took or not running:
+        return None
+    waiting = sum(job.state == "waiting" for job in jobs)
+    return sum(rest or 0.0 for rest in left) / len(running) + waiting * sum(took) / len(took) / len(running)
 
 
 class Lines:

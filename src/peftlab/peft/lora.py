@@ -38,6 +38,7 @@ class LoRA(Method):
     about = "a low-rank matrix beside each chosen matrix; can be merged into it (Hu et al. 2021)"
     kinds = ("linear",)
     lr = 1e-3
+    size_field = "rank"
     stock_type = "LORA"
 
     rank: int = 8

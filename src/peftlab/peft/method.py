@@ -31,6 +31,8 @@ class Method:
     """it adds nothing and trains the base's own weights"""
     lr: ClassVar[float] = 1e-3
     """the learning rate to train it with where none is given"""
+    size_field: ClassVar[str | None] = None
+    """the setting that decides how many parameters it trains; None: it has no choice"""
     by_default: ClassVar[bool] = True
     """whether a comparison has it where nobody says which methods to compare"""
     stock_type: ClassVar[str | None] = None

@@ -35,6 +35,7 @@ class Prefix(Method):
     about = "learned keys and values before those of every attention layer (Li & Liang 2021)"
     kinds = ("kv", "tokens")
     lr = 1e-2
+    size_field = "length"
     stock_type = "PREFIX_TUNING"
 
     length: int = 20

@@ -33,6 +33,7 @@ class Prompt(Method):
     about = "learned vectors before the text, nothing else (Lester et al. 2021)"
     kinds = ("tokens",)
     lr = 1e-2
+    size_field = "tokens"
     stock_type = "PROMPT_TUNING"
 
     tokens: int = 20

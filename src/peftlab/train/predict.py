@@ -10,8 +10,11 @@ from typing import Any
 import torch
 
 from peftlab.errors import UserError, unknown
-from peftlab.peft.attach import merge
+from peftlab.models.base import Base
+from peftlab.peft.attach import head_address, merge
 from peftlab.peft.formats import save_adapter
+from peftlab.peft.stock import why_not_stock
+from peftlab.train.config import Config
 from peftlab.train.run import ADAPTER, open_run
 
 CHUNK = 256
@@ -63,14 +66,33 @@ def label_texts(folder: Path, lines: Iterator[Line]) -> Iterator[dict[str, Any]]
 
 
 def export_run(folder: Path, out: Path, to: str) -> None:
-    """Write a run's adapter for stock `peft`, or a classifier with the adapter merged into it for
-    `transformers`."""
+    """Write a run's adapter for stock `peft`, or its base with the adapter merged into it and its head.
+
+    A head that pools the mean is written as `sentence-transformers` reads it, another as `transformers` does.
+    """
     if to not in ("peft", "merged"):
         raise unknown("target of an export", to, ("peft", "merged"))
-    base, _ = open_run(folder)
+    base, config = open_run(folder)
+    why = why_not_exported(base, config)
+    if (reason := why.pop(to)) is not None:
+        ((other, obstacle),) = why.items()
+        instead = f"use --to {other}" if obstacle is None else f"load {folder / 'adapter'} with peftlab.load_adapter"
+        raise UserError(f"{folder} can't be exported with --to {to}: {reason}; as it is, {instead}")
     if to == "peft":
         save_adapter(base, ADAPTER, out, to="peft")
     else:
-        if base.model.additions(ADAPTER).keys() - {"encoder.head"}:
+        if config.build_method().kinds:
             merge(base.model, ADAPTER)
-        base.save(out, head=ADAPTER)
+        base.save(out, head=ADAPTER, max_length=min(config.task.max_length, base.config.max_length))
+
+
+def why_not_exported(base: Base, config: Config) -> dict[str, str | None]:
+    """Why a run can't go to each target; None if it can."""
+    method, head = config.build_method(), head_address(base.model)
+    additions = [addition for key, addition in base.model.additions(ADAPTER).items() if key != head]
+    mergeable = all(addition.mergeable for addition in additions)
+    nothing = f"{method.name} puts nothing into the base that an adapter could hold"
+    return {
+        "peft": why_not_stock(base, base.model.adapters[ADAPTER]) if method.kinds else nothing,
+        "merged": None if mergeable else f"{method.name} is no change of the base's weights",
+    }

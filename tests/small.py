@@ -1,6 +1,7 @@
 """A base so small that a training step takes milliseconds, and a file that it can learn: for tests of whole runs."""
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -38,3 +39,17 @@ def films(base: Path, file: Path, method: str = "lora", **train) -> Config:
     short = {"steps": 13, "batch": 8, "accumulate": 2, "evaluations": 3, "threads": 1, "checkpoint": 1e9}
     task = {"name": str(file), "text": "review", "label": "verdict"}
     return make_config({"base": str(base), "task": task, "method": {"name": method}, "train": short | train})
+
+
+TIMES = ("peak_memory", "ms_step", "tokens_second", "seconds")
+
+
+def bits(folder: Path) -> dict[str, object]:
+    """All that a finished run leaves, but for its times."""
+    result = json.loads((folder / "result.json").read_text())
+    files = sorted(path for path in (folder / "adapter").rglob("*") if path.is_file())
+    return {
+        "result": {key: value for key, value in result.items() if key not in TIMES},
+        "metrics": (folder / "metrics.jsonl").read_bytes(),
+        "adapter": [(str(path.relative_to(folder)), path.read_bytes()) for path in files],
+    }

@@ -1,0 +1,188 @@
+"""A comparison from end to end on a small base: what it leaves, what it does not run again, and what goes wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small import write_base, write_films
+
+from peftlab.compare import grid
+from peftlab.compare.compare import Question, compare
+from peftlab.errors import UserError
+from peftlab.report import write
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, minilm) -> Path:
+    return write_base(tmp_path_factory.mktemp("base"), minilm)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    return write_films(tmp_path_factory.mktemp("data") / "films.csv")
+
+
+def question(base: Path, file: Path, **choices) -> Question:
+    task = {"name": str(file), "text": "review", "label": "verdict"}
+    defaults = {"methods": ["lora", "head"], "seeds": 2, "steps": 6, "base": str(base), "workers": 2}
+    return Question([task], **(defaults | choices))
+
+
+@pytest.fixture(scope="module")
+def done(base, file, tmp_path_factory):
+    """A finished comparison and its folder."""
+    out = tmp_path_factory.mktemp("comparison")
+    comparison = compare(question(base, file), out, "peftlab compare …")
+    write(comparison, out)
+    return comparison, out
+
+
+def test_every_run_has_its_row_and_its_folder(done):
+    comparison, out = done
+    assert [(run.method, run.seed) for run in comparison.runs] == [("lora", 0), ("lora", 1), ("head", 0), ("head", 1)]
+    rows = json.loads((out / "results.json").read_text())
+    assert len(rows) == 4
+    for row in rows:
+        assert {"method", "task", "seed", "accuracy", "f1", "trainable", "seconds", "run"} <= row.keys()
+        assert (Path(row["run"]) / "result.json").is_file()
+        assert 0 <= row["accuracy"] <= 1
+    assert len((out / "results.csv").read_text().splitlines()) == 5
+    assert "</html>" in (out / "report.html").read_text()
+
+
+def test_what_is_done_is_not_run_again(base, file, done):
+    comparison, out = done
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")}
+    again = compare(question(base, file, methods=["lora", "head", "bitfit"]), out)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert len(again.runs) == 6
+    assert [run.predictions for run in again.runs[:4]] == [run.predictions for run in comparison.runs]
+
+
+def test_another_configuration_is_refused_before_anything_runs(base, file, done, monkeypatch):
+    _, out = done
+    monkeypatch.setattr(grid, "start", lambda job: pytest.fail("a run was started"))
+    with pytest.raises(UserError, match=r"lora-films-0 holds a run of another configuration: there task.limit is 54"):
+        compare(question(base, file, steps=7), out)
+
+
+def test_a_crash_is_a_row_that_says_so(base, file, tmp_path, monkeypatch):
+    start = grid.start
+
+    def crashing(job) -> None:
+        start(job)
+        if job.config.method["name"] == "lora" and job.config.train.seed == 1:
+            job.process.kill()
+
+    monkeypatch.setattr(grid, "start", crashing)
+    comparison = compare(question(base, file), tmp_path)
+    status = {(run.method, run.seed): run.status for run in comparison.runs}
+    assert status.pop(("lora", 1)) == "failed"
+    assert "failed" not in status.values()
+    (failed,) = (run for run in comparison.runs if run.status == "failed")
+    assert failed.note
+    write(comparison, tmp_path)
+    assert "failed" in (tmp_path / "report.html").read_text()
+    monkeypatch.setattr(grid, "start", start)
+    assert all(run.status != "failed" for run in compare(question(base, file), tmp_path).runs)
+
+
+def test_where_every_run_fails_the_reason_is_told(base, file, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(UserError, match="no run ended well; the first said: it ended with code 1"):
+        compare(question(base, file), tmp_path)
+
+
+def test_a_budget_of_parameters_sets_each_size(base, file, tmp_path):
+    jobs = question(base, file, methods=["lora", "adapter", "prompt", "prefix", "head"], budget="params=640").jobs(
+        tmp_path
+    )
+    sizes = {job.config.method["name"]: job.config.method for job in jobs}
+    # width 16, 2 layers: LoRA on q and v 128 · rank, prompts 16 · tokens, prefixes 64 · length
+    assert sizes["lora"]["rank"] == 5
+    assert sizes["prompt"]["tokens"] == 40
+    assert sizes["prefix"]["length"] == 10
+    assert sizes["head"] == {"name": "head"}
+    assert (tmp_path / "budget.json").is_file()
+
+
+def test_a_budget_of_seconds_sets_the_steps_once(base, file, tmp_path):
+    asked = question(base, file, methods=["head"], budget="seconds=0.5")
+    first, second = ([job.config.train.steps for job in asked.jobs(tmp_path)] for _ in range(2))
+    assert first == second
+    assert first[0] > 5
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ("second=3", "unknown budget 'second': did you mean 'seconds'"),
+        ("seconds", "--budget 'seconds' has no amount: write seconds=60"),
+        ("params=-3", "--budget 'params=-3' has no amount"),
+    ],
+)
+def test_a_budget_that_is_none(base, file, tmp_path, budget, message):
+    with pytest.raises(UserError, match=message):
+        question(base, file, budget=budget).jobs(tmp_path)
+
+
+def command(base: Path, file: Path, out: Path, *more: str) -> list[str]:
+    columns = ["--text", "review", "--label", "verdict", "--base", str(base), "--out", str(out)]
+    return [sys.executable, "-m", "peftlab", "compare", "--task", str(file), *columns, *more]
+
+
+def test_stopped_and_called_again_it_goes_on(base, file, tmp_path):
+    """SIGINT: the runs save, the exit code is 130; the same command then has the result of one that was not stopped."""
+    more = ["--methods", "lora,prefix", "--steps", "400", "--limit", "50"]
+    process = subprocess.Popen(command(base, file, tmp_path / "a", *more), stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 90
+    while not list((tmp_path / "a").glob("runs/*/metrics.jsonl")):
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    blocked = subprocess.run(command(base, file, tmp_path / "a", *more), capture_output=True, text=True)
+    assert blocked.returncode == 2
+    assert "is in use by another process: wait for it, or choose another --out" in blocked.stderr
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "the runs so far are saved in" in errors
+    assert list((tmp_path / "a").glob("runs/*/checkpoints/step-*"))
+    for out in ("a", "b"):
+        subprocess.run(command(base, file, tmp_path / out, *more), check=True, capture_output=True)
+    rows = [json.loads((tmp_path / out / "results.json").read_text()) for out in ("a", "b")]
+    kept = ("method", "task", "seed", "accuracy", "f1", "trainable")
+    assert [[row[key] for key in kept] for row in rows[0]] == [[row[key] for key in kept] for row in rows[1]]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a terminal of its own needs a pseudo-terminal")
+def test_on_a_terminal_there_is_a_live_table(base, file, tmp_path):
+    import pty
+
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    process = subprocess.Popen(
+        command(base, file, tmp_path, "--methods", "head", "--steps", "5"),
+        stdout=slave,
+        stderr=slave,
+        env=environment,
+    )
+    os.close(slave)
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:  # the other end was closed
+            break
+        if not chunk:
+            break
+        seen += chunk
+    assert process.wait() == 0, seen.decode(errors="replace")
+    text = seen.decode(errors="replace")
+    for part in ("validation", "running", "done", "2 of 2 runs ended", "report.html"):
+        assert part in text

@@ -1,0 +1,125 @@
+"""Kill a training at many moments and let it go on: does it end with the bits of one that was not killed?
+
+    PYTHONPATH=tests python tests/train/interrupted.py --count 200
+
+A process is forked for each attempt, so that it starts in milliseconds. Half of the attempts are killed (SIGKILL) at a
+time drawn uniformly from a run's duration, half inside a save, drawn uniformly from its saves; the histogram says where
+the kills struck. Then the run is started again and left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import random
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from small import bits, films, write_base, write_films
+
+from peftlab.data.sources import fetch_base
+from peftlab.train.checkpoint import Checkpoints
+from peftlab.train.run import run
+
+WHERE = ("before the first save", "between saves", "inside a save")
+
+
+class Shared:
+    """Two numbers that a child writes and its parent reads: saves begun, saves ended."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, 16)
+
+    def __getitem__(self, place: int) -> int:
+        return int(struct.unpack_from("q", self.memory, 8 * place)[0])
+
+    def __setitem__(self, place: int, value: int) -> None:
+        struct.pack_into("q", self.memory, 8 * place, value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    draw, seen, histogram = random.Random(given.seed), Shared(), Counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        config = films(
+            write_base(folder / "base", fetch_base("minilm")), write_films(folder / "films.csv"), checkpoint=0
+        )
+        start = time.monotonic()
+        attempt(config, folder / "whole", seen, None)
+        duration, saves = time.monotonic() - start, seen[1]
+        expected = bits(folder / "whole")
+        tenths = Counter()
+        for number in range(given.count):
+            out = folder / "killed"
+            inside = number % 2 == 1
+            moment = draw.randrange(saves) if inside else draw.uniform(0, duration)
+            where, when = attempt(config, out, seen, (inside, moment, draw.random()))
+            histogram[where] += 1
+            tenths[min(9, int(10 * when / duration))] += 1
+            attempt(config, out, seen, None)
+            assert bits(out) == expected, f"attempt {number}, killed {where}, ended with other bits"
+            shutil.rmtree(out)
+    for where in WHERE:
+        print(f"{where:<24}{histogram[where]:>5}  {'#' * histogram[where]}")
+    for tenth in range(10):
+        print(f"{10 * tenth:>3} … {10 * tenth + 10:>3} % of the time{tenths[tenth]:>5}  {'#' * tenths[tenth]}")
+    assert histogram["inside a save"] >= given.count / 5, "too few kills struck inside a save"
+    print(f"{given.count} kills, each run went on and ended with the same bits")
+
+
+def attempt(config, out: Path, seen: Shared, kill) -> tuple[str, float]:
+    """Run in a child; with `kill` (inside a save?, moment, delay) end it there. Gives where and when that was."""
+    seen[0] = seen[1] = 0
+    child = os.fork()
+    if child == 0:
+        count_saves(seen)
+        try:
+            run(config, out)
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+    start, ended = time.monotonic(), False
+    if kill is not None:
+        inside, moment, delay = kill
+        while not ended and (seen[0] <= moment if inside else time.monotonic() - start < moment):
+            ended = os.waitpid(child, os.WNOHANG)[0] != 0
+        if inside and not ended:
+            time.sleep(delay * 0.004)  # a save of this size takes some milliseconds
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+    when = time.monotonic() - start
+    if not ended:
+        _, status = os.waitpid(child, 0)
+        assert kill is not None or status == 0, "a run that was left alone failed"
+    place = 2 if seen[0] > seen[1] else int(seen[1] > 0)
+    return WHERE[place], when
+
+
+def count_saves(seen: Shared) -> None:
+    """Let the parent know when a save begins and ends."""
+    save = Checkpoints.save
+
+    def counted(self, step, state) -> None:
+        seen[0] += 1
+        save(self, step, state)
+        seen[1] += 1
+
+    Checkpoints.save = counted  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()
