@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from peftlab.data.files import MANIFEST, check_manifest, replace_file, sha256, write_bytes, write_manifest, write_text
+from peftlab.data.files import (
+    MANIFEST,
+    check_manifest,
+    make_folder,
+    manifest,
+    read_object,
+    replace_file,
+    sha256,
+    write_bytes,
+    write_manifest,
+    write_text,
+)
 from peftlab.errors import UserError
 
 
@@ -123,3 +134,45 @@ def test_a_damaged_manifest_is_named(folder: Path, text: str) -> None:
     (folder / MANIFEST).write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match=rf"{MANIFEST} is not a manifest"):
         check_manifest(folder)
+
+
+def test_every_bit_and_every_byte_of_a_manifest_counts(folder: Path) -> None:
+    whole = (folder / MANIFEST).read_bytes()
+    places = range(len(whole))
+    flipped = [whole[:i] + bytes([whole[i] ^ 1 << bit]) + whole[i + 1 :] for i in places for bit in range(8)]
+    for damaged in (*flipped, *(whole[:end] for end in places)):
+        (folder / MANIFEST).unlink()  # a file written over an old one is slow on ext4
+        (folder / MANIFEST).write_bytes(damaged)
+        with pytest.raises(UserError):
+            check_manifest(folder)
+    (folder / MANIFEST).write_bytes(whole)
+    check_manifest(folder)
+
+
+@pytest.mark.parametrize("name", ["../outside", "part/../../outside", "/outside", "a\0b", "a\nb", "\ud800", "x" * 300])
+def test_a_manifest_vouches_for_its_own_folder_only(folder: Path, name: str) -> None:
+    (folder.parent / "outside").write_bytes(b"")
+    name = name.replace("/outside", f"{folder.parent}/outside") if name.startswith("/") else name
+    write_bytes(folder / MANIFEST, manifest({name: hashlib.sha256(b"").hexdigest()}))
+    with pytest.raises(UserError, match=r"which is no file beside it|is missing") as caught:
+        check_manifest(folder)
+    assert str(caught.value).isprintable()
+
+
+def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    write_bytes(tmp_path / "link", b"new")
+    assert (tmp_path / "outside").read_bytes() == b"old"
+    assert (tmp_path / "link").read_bytes() == b"new"
+    assert not (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "file", "file/below", "\ud800"])
+def test_a_folder_that_cannot_be_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UserError, match=r"can't be made a folder|is a file: give a folder"):
+        make_folder(tmp_path / name)
+    with pytest.raises(UserError, match="is missing"):
+        read_object(tmp_path / name / "config.json")
+    assert names(tmp_path) == {"file"}

@@ -159,6 +159,57 @@ def test_heads_of_the_other_families(family, kind, tmp_path, minilm):
     torch.testing.assert_close(there, expected, rtol=0, atol=1e-4)
 
 
+def small_base(config, folder: Path, minilm: Path) -> None:
+    """A random base of a family, with the words of MiniLM."""
+    plain = transformers.AutoModel.from_config(config)
+    shake(plain.parameters(), 0.2)
+    plain.save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(minilm / file, folder)
+
+
+MEAN = [
+    ("bert", peftlab.LoRA(rank=2, targets="all", rs=True)),
+    ("bert", peftlab.LoRA(rank=2, dora=True)),
+    ("electra", peftlab.LoRA(rank=2)),
+    ("distilbert", peftlab.LoRA(rank=2)),
+    ("distilbert", peftlab.Prompt(tokens=3, layout="peft")),
+    ("roberta", peftlab.LoRA(rank=2)),
+    ("roberta", peftlab.PTuning(tokens=3, encoder="lstm", hidden=8, layout="peft")),
+    ("roberta", peftlab.Prefix(length=3, layout="peft")),
+]
+
+
+@pytest.mark.parametrize(("family", "method"), MEAN, ids=[f"{family}-{method.name}" for family, method in MEAN])
+def test_a_head_that_pools_the_mean_stands_beside_an_adapter_of_stock_peft(family, method, tmp_path, minilm):
+    small_base((FAMILIES | {"bert": transformers.BertConfig(**BERT)})[family], tmp_path / "base", minilm)
+    base, head = peftlab.load(tmp_path / "base"), peftlab.Classifier(labels=("no", "so", "yes"), pool="mean")
+    peftlab.attach(base.model, "mine", method, head=head)
+    for addition in base.model.additions("mine").values():
+        shake(addition.parameters(), 0.1)
+    peftlab.save_adapter(base, "mine", tmp_path / "adapter")  # of its own accord: stock has a place for it
+    stock = peft.PeftModel.from_pretrained(
+        transformers.AutoModel.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
+    )
+    batch = base.encode(PAIRS if base.config.segments > 1 else TEXTS)
+    segments = {} if batch.segments is None else {"token_type_ids": batch.segments}
+    with torch.no_grad():
+        states = stock.eval()(input_ids=batch.ids, attention_mask=batch.mask.long(), **segments).last_hidden_state
+        here = base.model(batch).logits
+    real = batch.mask[..., None]
+    there = (states[:, -real.shape[1] :] * real).sum(1) / real.sum(1)  # without virtual tokens
+    for folder in sorted((tmp_path / "adapter").glob("*_Dense")):
+        linear, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+        activation = getattr(torch.nn, config["activation_function"].rpartition(".")[2])()
+        there = activation(there @ linear["linear.weight"].T + linear["linear.bias"])
+    torch.testing.assert_close(there, here, rtol=0, atol=1e-4)
+    peftlab.detach(base.model, "mine")
+    peftlab.load_adapter(base, tmp_path / "adapter", name="mine")
+    assert base.model.adapters["mine"].head == head
+    with torch.no_grad():
+        assert torch.equal(base.model(batch).logits, here)
+
+
 @pytest.mark.parametrize(
     "targets", ["all-linear", ["dense"], ["layer.0.attention.self.query", "layer.1.attention.self.value"]]
 )
@@ -271,9 +322,18 @@ def test_save_load_save_is_byte_equal_whatever_the_settings(whole, tmp_path_fact
         assert path.read_bytes() == (folder / "b" / path.name).read_bytes()
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, also in those below it, by name."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("pool", ["first", "mean"])
 @pytest.mark.parametrize("name", METHODS)
-def test_save_load_save_is_byte_equal_and_gives_the_same_output(name, base, tmp_path):
-    add(base.model, "mine", METHODS[name], labels=2)
+def test_save_load_save_is_byte_equal_and_gives_the_same_output(name, pool, base, tmp_path):
+    peftlab.attach(base.model, "mine", METHODS[name], head=peftlab.Classifier(labels=2, pool=pool))
+    for addition in base.model.additions("mine").values():
+        shake(addition.parameters())
     peftlab.save_adapter(base, "mine", tmp_path / "first")
     batch = base.encode(TEXTS)
     before = base.model(batch).logits
@@ -282,10 +342,11 @@ def test_save_load_save_is_byte_equal_and_gives_the_same_output(name, base, tmp_
     assert torch.equal(base.model(batch).logits, before)
     assert base.model.adapters["other"].method == METHODS[name]
     peftlab.save_adapter(base, "other", tmp_path / "second")
-    files = sorted(path.name for path in (tmp_path / "first").iterdir())
-    assert files == sorted(path.name for path in (tmp_path / "second").iterdir())
-    for file in files:
-        assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes(), file
+    first, second = (files(tmp_path / folder) for folder in ("first", "second"))
+    assert list(first) == list(second)
+    for file, content in first.items():
+        assert second[file] == content, file
+    assert ("2_Dense/model.safetensors" in first) == (pool == "mean" and METHODS[name].stock_type == "LORA")
 
 
 def test_an_encoder_is_kept_so_that_training_can_go_on(base, tmp_path):
@@ -315,7 +376,7 @@ def test_a_native_layout_is_not_exported_as_if_it_were_stock_s(name, base, minil
     [
         (peftlab.Adapter(), None, "stock peft has no adapter"),
         (peftlab.BitFit(), None, "stock peft has no bitfit"),
-        (peftlab.LoRA(), peftlab.Classifier(labels=2, pool="mean"), 'use pool = "first"'),
+        (peftlab.Prompt(layout="peft"), peftlab.Classifier(labels=2, pool="mean"), 'train with pool = "first"'),
         (peftlab.Full(), None, "it trains the base itself: save the base with its head instead"),
     ],
 )
@@ -441,11 +502,39 @@ def test_a_damaged_adapter_is_told_and_nothing_is_attached(damage, message, base
     assert base.model.state_dict().keys() == state.keys()
 
 
-def test_one_changed_byte_in_any_file_is_told(base, tmp_path):
-    add(base.model, "mine", peftlab.LoRA(rank=2), labels=2)
+MEAN_DAMAGE = [
+    (lambda t: t.pop("linear.bias"), "no tensor for encoder.head.out.bias"),
+    (lambda t: t.update(x=torch.zeros(1)), "1 tensors that its settings have no place for, as encoder.head.out.x"),
+    (lambda t: t.update({"linear.weight": torch.zeros(5, 384)}), r"encoder.head.out.weight in .* shape \[5, 384\]"),
+    (lambda t: t["linear.weight"].fill_(float("nan")), "values that are not finite"),
+    (lambda t: t["linear.weight"].add_(0.5 * torch.randn(2, 384)), "gives another output for its probes"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), MEAN_DAMAGE, ids=[message for _, message in MEAN_DAMAGE])
+def test_a_damaged_head_beside_the_adapter_is_told_and_nothing_is_attached(damage, message, base, tmp_path):
+    peftlab.attach(base.model, "mine", peftlab.LoRA(rank=2), head=peftlab.Classifier(labels=2, pool="mean"))
     peftlab.save_adapter(base, "mine", tmp_path / "saved")
     peftlab.detach(base.model, "mine")
-    for path in (tmp_path / "saved").iterdir():
+    (tmp_path / "saved" / "peftlab-manifest.json").unlink()
+    file = tmp_path / "saved" / "2_Dense" / "model.safetensors"
+    found = load_file(file)
+    damage(found)
+    save_file(found, file)
+    with pytest.raises(UserError, match=message):
+        peftlab.load_adapter(base, tmp_path / "saved", name="mine")
+    file.unlink()
+    with pytest.raises(UserError, match=r"2_Dense/model\.safetensors is missing"):
+        peftlab.load_adapter(base, tmp_path / "saved", name="mine")
+    assert (base.model.adapters, base.model.active) == ({}, ())
+
+
+@pytest.mark.parametrize("pool", ["first", "mean"])
+def test_one_changed_byte_in_any_file_is_told(pool, base, tmp_path):
+    peftlab.attach(base.model, "mine", peftlab.LoRA(rank=2), head=peftlab.Classifier(labels=2, pool=pool))
+    peftlab.save_adapter(base, "mine", tmp_path / "saved")
+    peftlab.detach(base.model, "mine")
+    for path in map((tmp_path / "saved").joinpath, files(tmp_path / "saved")):
         data = path.read_bytes()
         middle = len(data) // 2
         path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])

@@ -50,6 +50,30 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, where they are not there yet."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UserError(f"{path} is a file: give a folder to save to") from None
+    except (OSError, ValueError) as error:  # too long, a NUL, a file above it, not allowed
+        raise UserError(f"{str(path)!r} can't be made a folder: {getattr(error, 'strerror', error)}") from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; what can't be a path at all, such as one too long, is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name from a file stays in the folder that it is looked up in, and can stand in a message."""
+    path = Path(name)
+    return name.isprintable() and not path.is_absolute() and ".." not in path.parts
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
@@ -58,7 +82,7 @@ def sha256(path: Path) -> str:
 
 def read_object(path: Path, missing: str = "") -> dict[str, Any]:
     """The JSON object in a file; `missing` says what the file is for, where it is not there."""
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"{path} is missing{missing and ': '}{missing}")
     try:
         value = json.loads(path.read_bytes())
@@ -72,30 +96,43 @@ def read_object(path: Path, missing: str = "") -> dict[str, Any]:
 def write_manifest(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Write down the SHA-256 of each named file of the folder, and return them; to be called last."""
     hashes = {name: sha256(folder / name) for name in sorted(names)}
-    write_text(folder / MANIFEST, json.dumps({"sha256": hashes}, indent=2) + "\n")
+    write_bytes(folder / MANIFEST, manifest(hashes))
     return hashes
+
+
+def manifest(hashes: dict[str, str]) -> bytes:
+    """The one way to write them down, so that no bit of a manifest can change unnoticed."""
+    return (json.dumps({"sha256": hashes}, indent=2, sort_keys=True) + "\n").encode()
 
 
 def check_manifest(folder: Path) -> dict[str, str]:
     """The files that the folder's manifest names, each found to match its SHA-256; none if there is no manifest."""
     path = folder / MANIFEST
-    if not path.is_file():
+    if not is_file(path):
         return {}
     try:
         hashes = read_object(path).get("sha256")
     except UserError:
         hashes = None
-    if not isinstance(hashes, dict) or not all(isinstance(text, str) for pair in hashes.items() for text in pair):
+    if not isinstance(hashes, dict) or path.read_bytes() != manifest(hashes):
         raise UserError(f"{path} is not a manifest: it was changed or damaged; fetch or save the folder again")
+    check_hashes(folder, hashes, MANIFEST)
+    return hashes
+
+
+def check_hashes(folder: Path, hashes: Any, by: str) -> None:
+    """Each file of the folder has the SHA-256 that `by`, a file beside it, states."""
+    if not isinstance(hashes, dict):
+        raise UserError(f"{folder / by} does not state the SHA-256 of the files beside it: save the folder again")
     for name, expected in hashes.items():
-        if not (folder / name).is_file():
-            raise UserError(f"{folder / name} is missing, and {MANIFEST} names it; fetch or save it again")
+        if not is_inside(name):
+            raise UserError(f"{folder / by} names {name!r:.100}, which is no file beside it")
+        if not is_file(folder / name):
+            raise UserError(f"{folder / name} is missing, and {by} names it; fetch or save it again")
         if sha256(folder / name) != expected:
             raise UserError(
-                f"{folder / name} does not match its SHA-256 in {MANIFEST}: it was changed or damaged;"
-                " fetch or save it again"
+                f"{folder / name} does not match its SHA-256 in {by}: it was changed or damaged; fetch or save it again"
             )
-    return hashes
 
 
 def flush(path: Path, mode: int) -> None:

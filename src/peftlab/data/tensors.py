@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from peftlab.data.files import read_object
 from peftlab.errors import UserError
+
+LARGEST_HEADER = 1_000_000
+"""bytes, enough for some 8,000 tensors; Python reads the worst such header in half a second and 50 MB"""
+SHARD = re.compile(r"\w[\w.-]{0,200}\.safetensors")
+KINDS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 class Tensors:
@@ -23,9 +30,13 @@ class Tensors:
         for name in files:
             path = folder / name
             try:
+                check_header(path)
                 reader = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise UserError(f"{path} is not a whole safetensors file ({error}): fetch or save it again") from None
+            except (SafetensorError, OSError, ValueError, RuntimeError, MemoryError) as error:
+                why = "".join(c if c.isprintable() else " " for c in str(error)[:200]) or type(error).__name__
+                raise UserError(f"{path} is not a whole safetensors file ({why}): fetch or save it again") from None
+            if twice := self.readers.keys() & reader.keys():
+                raise UserError(f"{path} has the tensor {min(twice)}, which another file beside it has too")
             self.readers |= dict.fromkeys(reader.keys(), reader)
 
     @classmethod
@@ -55,10 +66,34 @@ class Tensors:
 
     def read(self, name: str) -> Tensor:
         """A tensor as fp32 in memory of its own: a mapped file could change below us."""
-        tensor: Tensor = self.readers[name].get_tensor(name)
-        if not tensor.is_floating_point():
-            raise UserError(f"{name} in {self.folder} is {tensor.dtype}: weights are floating point numbers")
-        return tensor.to(torch.float32, copy=True)
+        try:
+            tensor: Tensor = self.readers[name].get_tensor(name)
+            if tensor.dtype in KINDS:
+                return tensor.to(torch.float32, copy=True)
+        except (SafetensorError, RuntimeError, MemoryError) as error:  # a kind that torch has not, or no memory for it
+            why = str(error).partition("\n")[0]
+            raise UserError(f"{name} in {self.folder} can't be read: {why}") from None
+        raise UserError(
+            f"{name} in {self.folder} is {tensor.dtype}: weights are floating point numbers of 16 bits or more"
+        )
+
+
+def check_header(path: Path) -> None:
+    """Refuse, before the file is mapped, what the library lets pass: a huge header, a name that is there twice."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > LARGEST_HEADER:
+            raise ValueError(f"its header would have {length:,} bytes, at most {LARGEST_HEADER:,} are read")
+        json.loads(file.read(length), object_pairs_hook=check_names)
+
+
+def check_names(pairs: list[tuple[str, Any]]) -> None:
+    """Each name of a JSON object is there once, and can stand in a message."""
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError("its header has a name twice")
+    if not all(map(str.isprintable, names)):
+        raise ValueError("its header has a name that can't be printed")
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -79,13 +114,13 @@ def weight_files(folder: Path) -> list[str]:
 
 def shards(folder: Path, index: str) -> list[str]:
     """The files that an index names, each beside it."""
-    try:
-        names = sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{folder / index} is not an index of shards: it has no weight_map") from None
+    places = read_object(folder / index).get("weight_map")
+    if not isinstance(places, dict):
+        raise UserError(f"{folder / index} is not an index of shards: it has no weight_map")
+    names = sorted(set(map(str, places.values())))
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise UserError(f"{folder / index} names {name!r}: a shard is a .safetensors file beside it")
+        if not SHARD.fullmatch(name):
+            raise UserError(f"{folder / index} names {name!r:.100}: a shard is a .safetensors file beside it")
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: {index} names it as a shard")
     return names

@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from peftlab.data.batch import Batch
-from peftlab.data.files import check_manifest, write_manifest
+from peftlab.data.files import check_manifest, write_bytes, write_manifest
 from peftlab.data.sources import fetch_base
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.models.encoder import Encoder, EncoderConfig
+from peftlab.models.heads import ClassifierHead
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
+from peftlab.models.sentence import model_files
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,16 +57,28 @@ class Base:
         batch = self.tokenizer.encode(texts, max_length=length, truncate=truncate, pad_side=pad_side)
         return batch.to(self.model.embedding.words.weight.device)
 
-    def save(self, folder: str | Path, head: str | None = None) -> None:
+    def save(self, folder: str | Path, head: str | None = None, max_length: int | None = None) -> None:
         """Write model, configuration and tokenizer as `transformers` reads them, with a manifest of their SHA-256.
 
-        With `head`, the name of an adapter, its classifier is written too, for `AutoModelForSequenceClassification`.
+        With `head`, the name of an adapter, its classifier is written too: for `AutoModelForSequenceClassification`,
+        or where it pools the mean for `SentenceTransformer`, which cuts texts after `max_length` tokens (None: after
+        as many as there are positions).
         """
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder} is a file: give a folder to save to")
-        names = save_checkpoint(self.model, self.family, self.settings, folder, head)
-        write_manifest(folder, [*names, *self.tokenizer.save(folder)])
+        about = self.model.adapters[head].head if head in self.model.adapters else None
+        if head is None or about is None or about.pool != "mean":
+            files = {}
+            names = save_checkpoint(self.model, self.family, self.settings, folder, head)
+        else:
+            module = cast(ClassifierHead, self.model.head.get(head))
+            files = model_files(module, max_length or self.config.max_length)
+            names = save_checkpoint(self.model, self.family, self.settings | about.settings, folder)
+        for file, content in files.items():
+            (folder / file).parent.mkdir(exist_ok=True)
+            write_bytes(folder / file, content)
+        write_manifest(folder, [*names, *files, *self.tokenizer.save(folder)])
 
     def __repr__(self) -> str:
         c = self.config

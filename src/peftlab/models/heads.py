@@ -31,7 +31,8 @@ class Classifier:
     labels: int | tuple[str, ...]
     """how many, or their names"""
     pool: Literal["first", "mean"] = "first"
-    """what is read: the first token (what `transformers` loads) or the mean of the real tokens"""
+    """what is read: the first token, as `transformers`' classifiers do, or the mean of the real tokens, as
+    `sentence-transformers` does"""
     dropout: float = 0.1
     """before each linear map"""
 
@@ -58,16 +59,24 @@ class Classifier:
         """The labels' names; LABEL_0 … where none were given, as `transformers` does."""
         return tuple(f"LABEL_{i}" for i in range(self.count)) if isinstance(self.labels, int) else self.labels
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a published config.json says of the labels."""
+        return {"id2label": dict(enumerate(self.names)), "label2id": {name: i for i, name in enumerate(self.names)}}
+
+    def activation(self, config: Any) -> str | None:
+        """Of the dense layer that the head has on a model; None: it has none."""
+        if config.head != "linear":
+            return str(config.head)
+        # a BERT without its pooler learns one: tanh of a dense layer
+        return None if config.pooler or self.pool == "mean" else "tanh"
+
     def build(self, model: Model) -> Addition:
         """The module for a model's head site."""
         config: Any = model.config
         pooled = config.head == "linear" and config.pooler and self.pool == "first"
-        linear = config.head == "linear" and (config.pooler or self.pool == "mean")
-        # a BERT without its pooler learns one: tanh of a dense layer
-        activation = None if linear else {"linear": "tanh"}.get(config.head, config.head)
-        return ClassifierHead(
-            config.dim, self.count, "pooled" if pooled else self.pool, activation, self.dropout, config.init_std
-        )
+        pool = "pooled" if pooled else self.pool
+        return ClassifierHead(config.dim, self.count, pool, self.activation(config), self.dropout, config.init_std)
 
 
 POOLS: dict[str, Callable[[States], Tensor]] = {

@@ -2,7 +2,8 @@
 
     adapter_config.json         as stock `peft` writes it; `peft_type` PEFTLAB where stock has no such adapter
     adapter_model.safetensors   its tensors and its head
-    peftlab.json                the sidecar: method, head, layout, what base and tokenizer it belongs to
+    1_Pooling/, 2_Dense/        the head where it pools the mean, as `sentence-transformers` reads it
+    peftlab.json                the sidecar: method, head, layout, what base, tokenizer and files it belongs to
     peftlab.safetensors         what the file above lacks: our own tensors, and probes with the output they must give
     peftlab-manifest.json       the SHA-256 of each file, written last
 
@@ -22,19 +23,27 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from peftlab.data.files import check_manifest, read_object, write_bytes, write_manifest
+from peftlab.data.files import (
+    check_hashes,
+    check_manifest,
+    is_file,
+    make_folder,
+    read_object,
+    write_bytes,
+    write_manifest,
+)
 from peftlab.data.tensors import Tensors
 from peftlab.errors import UserError, unknown
 from peftlab.layers.addition import Addition
 from peftlab.models.base import Base
 from peftlab.models.heads import Classifier
 from peftlab.models.model import Model
-from peftlab.models.pretrained import FAMILIES
+from peftlab.models.sentence import dense_folders
 from peftlab.peft import make_method
-from peftlab.peft.attach import build, check_name, detach, known, put, refuse_merged
+from peftlab.peft.attach import build, check_name, detach, head_address, known, put, refuse_merged
 from peftlab.peft.method import Method
 from peftlab.peft.probe import probe_ids, probe_output, replay
-from peftlab.peft.stock import CONFIG, MODEL, Read, from_stock, recoverable, stock_files, why_not_head
+from peftlab.peft.stock import CONFIG, MODEL, Read, from_stock, recoverable, stock_files, why_not_stock
 
 OWN_TYPE = "PEFTLAB"
 FORMAT = 1
@@ -47,16 +56,16 @@ def save_adapter(base: Base, name: str, folder: str | Path, to: str = "auto") ->
     folder, model = Path(folder), base.model
     attached = known(model, name)
     method: Method = attached.method
-    why = method.why_not_stock(FAMILIES[base.family]) or why_not_head(base, attached)
+    why = why_not_stock(base, attached)
     if to not in ("auto", "peft"):
         raise unknown("format", to, ("auto", "peft"))
     if method.trains_base or (to == "peft" and why):
         raise UserError(f"adapter {name!r} ({method.name}) can't be saved for stock peft: {why}")
     refuse_merged(model, "save an adapter")
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: give a folder to save to")
     own = own_tensors(model, name)
-    config, tensors = stock_files(base, attached, model.additions(name)) if why is None else (own_config(base), own)
+    config, tensors, beside = (
+        stock_files(base, attached, model.additions(name)) if why is None else (own_config(base), own, {})
+    )
     ids = probe_ids(base.tokenizer)
     sidecar = {
         "format": FORMAT,
@@ -65,7 +74,7 @@ def save_adapter(base: Base, name: str, folder: str | Path, to: str = "auto") ->
         "base": base_facts(base),
         "probe": ids,
     }
-    # what can be had from the stock file is not written twice; an encoder that makes vectors is only here
+    # what can be had from the other files is not written twice; an encoder that makes vectors is only here
     side = {} if tensors is own or recoverable(base, config, tensors, own) else {f"own.{k}": t for k, t in own.items()}
     side["probe"] = probe_output(model, name, ids)
     # all is made before anything is written, so that a failure leaves what was there
@@ -73,10 +82,12 @@ def save_adapter(base: Base, name: str, folder: str | Path, to: str = "auto") ->
         MODEL: save(contiguous(tensors), metadata={"format": "pt"}),
         CONFIG: json.dumps(config, indent=2, sort_keys=True).encode(),
         SIDE_TENSORS: save(contiguous(side)),
-        SIDECAR: (json.dumps(sidecar, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode(),
+        **beside,
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    sidecar["sha256"] = {file: hashlib.sha256(content).hexdigest() for file, content in files.items()}
+    files[SIDECAR] = (json.dumps(sidecar, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
     for file, content in files.items():
+        make_folder((folder / file).parent)
         write_bytes(folder / file, content)
     write_manifest(folder, files)
 
@@ -100,6 +111,8 @@ def load_adapter(base: Base, folder: str | Path, name: str | None = None) -> str
     try:
         if probe is not None:
             replay(model, name, *probe, folder)
+            # a bit of a weight may change the output less than rounding does, and a manifest is easily written anew
+            check_hashes(folder, read_object(folder / SIDECAR).get("sha256"), SIDECAR)
     except BaseException:
         detach(model, name)
         raise
@@ -108,7 +121,7 @@ def load_adapter(base: Base, folder: str | Path, name: str | None = None) -> str
 
 def read_folder(base: Base, folder: Path) -> tuple[Read, tuple[list[list[int]], Tensor] | None]:
     """What a folder holds, and where it is ours the probes with the output that they must give."""
-    if not (folder / SIDECAR).is_file():
+    if not is_file(folder / SIDECAR):
         return from_stock(base, read_object(folder / CONFIG, FOLDER), read_tensors(folder, MODEL), folder), None
     sidecar, side = read_object(folder / SIDECAR), read_tensors(folder, SIDE_TENSORS)
     ids, vocabulary = sidecar.get("probe"), base.config.vocab
@@ -170,7 +183,19 @@ def read_ours(base: Base, folder: Path, sidecar: Mapping[str, Any], side: Mappin
     config, tensors = read_object(folder / CONFIG, FOLDER), read_tensors(folder, MODEL)
     if config.get("peft_type") == OWN_TYPE:
         return Read(method, head, tensors)
-    return Read(method, head, from_stock(base, config, tensors, folder).tensors)
+    found = from_stock(base, config, tensors, folder).tensors
+    if head is not None and head.pool == "mean":
+        found |= read_mean_head(base, head, folder)
+    return Read(method, head, found)
+
+
+def read_mean_head(base: Base, head: Classifier, folder: Path) -> dict[str, Tensor]:
+    """The tensors of a head that stands beside stock's files."""
+    return {
+        f"{head_address(base.model)}.{part}.{name.removeprefix('linear.')}": tensor
+        for part, place in dense_folders(head.activation(base.config)).items()
+        for name, tensor in read_tensors(folder, f"{place}/model.safetensors").items()
+    }
 
 
 def check_base(base: Base, saved: Mapping[str, Any], folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Stock `peft`'s adapter files: what is the same for all methods. Each method names its own tensors in its own file.
 
-`adapter_config.json` and `adapter_model.safetensors`, as `peft` 0.21 reads and writes them for `transformers`' models,
-the classifier included.
+`adapter_config.json` and `adapter_model.safetensors`, as `peft` 0.21 reads and writes them for `transformers`' models:
+for a classifier, its head included, or for the bare base, where the head is none of stock's or there is none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,9 +18,10 @@ from torch import Tensor
 from peftlab.errors import UserError, unknown
 from peftlab.layers.addition import Addition
 from peftlab.models.base import Base
-from peftlab.models.heads import Classifier
+from peftlab.models.heads import Classifier, ClassifierHead
 from peftlab.models.model import Attached
 from peftlab.models.pretrained import FAMILIES
+from peftlab.models.sentence import head_files
 from peftlab.peft import METHODS
 from peftlab.peft.attach import head_address
 from peftlab.peft.method import Method, Stock
@@ -40,22 +41,33 @@ class Read:
     """`address.parameter` → tensor, the head's included"""
 
 
-def why_not_head(base: Base, attached: Attached) -> str | None:
-    """Why stock `peft` can't load an adapter's head; None if it can, or if there is none."""
-    if attached.head is None:
+def why_not_stock(base: Base, attached: Attached) -> str | None:
+    """Why stock `peft` can't load an adapter so that it gives the same; None if it can."""
+    method, head = attached.method, attached.head
+    if why := method.why_not_stock(FAMILIES[base.family]):
+        return str(why)
+    if head is None:
         return None
-    if attached.head.pool != "first":
-        return f'its head pools the {attached.head.pool}, and stock peft\'s the first token: use pool = "first"'
-    if base.config.head == "linear" and not base.config.pooler:
+    if head.pool == "mean" and "tokens" in method.kinds and base.config.segments > 1:
+        return (
+            "with virtual tokens and a head that pools the mean stock peft ignores which text of a pair a token is of: "
+            'train with pool = "first"'
+        )
+    if head.pool == "first" and base.config.head == "linear" and not base.config.pooler:
         return "this base has no pooler, which the head brings along and stock peft does not save"
     return None
 
 
 def stock_files(
     base: Base, attached: Attached, additions: Mapping[str, Addition]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors as stock `peft` writes them: for a classifier, or without a head for the bare base."""
-    method, head, place = attached.method, attached.head, head_address(base.model)
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, bytes]]:
+    """Config and tensors as stock `peft` writes them, and the files of a head that is not among them.
+
+    A head that reads the first token is stock's classifier; one that pools the mean stands beside an adapter of the
+    bare base, as `sentence-transformers` reads it.
+    """
+    method, place = attached.method, head_address(base.model)
+    head, mean = (attached.head is not None and attached.head.pool == pool for pool in ("first", "mean"))
     rest = {key: addition for key, addition in additions.items() if key != place}
     family = FAMILIES[base.family]
     stock: Stock = method.to_stock(rest, module_names(base, family.prefix if head else ""), base.config)
@@ -74,7 +86,7 @@ def stock_files(
         for part, tensor in additions[place].named_parameters():
             module, _, leaf = part.rpartition(".")
             tensors[f"{head_prefix(method.stock_type)}{family.head[module]}.{leaf}"] = tensor.detach()
-    return config, tensors
+    return config, tensors, head_files(cast(ClassifierHead, additions[place])) if mean else {}
 
 
 def head_prefix(stock_type: str | None) -> str:
@@ -120,6 +132,10 @@ def from_stock(base: Base, config: dict[str, Any], tensors: dict[str, Tensor], f
 
 
 def recoverable(base: Base, config: dict[str, Any], tensors: dict[str, Tensor], own: dict[str, Tensor]) -> bool:
-    """Whether the stock file alone gives every tensor back under its name."""
-    back = from_stock(base, config, tensors, Path()).tensors
-    return back.keys() == own.keys() and all(torch.equal(back[key], own[key]) for key in own)
+    """Whether the stock file gives every tensor back under its name; those of a head always come back."""
+    head = f"{head_address(base.model)}."
+    rest, back = (
+        {key: tensor for key, tensor in found.items() if not key.startswith(head)}
+        for found in (own, from_stock(base, config, tensors, Path()).tensors)
+    )
+    return back.keys() == rest.keys() and all(torch.equal(back[key], rest[key]) for key in rest)
