@@ -102,7 +102,12 @@ STOCK_PROMPT = {"name": "prompt", "layout": "peft", "tokens": 3}
         ({"name": "bitfit"}, "peft", "stock peft has no bitfit", "use --to merged"),
         ({"name": "adapter"}, "peft", "stock peft has no adapter", "load RUN/adapter with peftlab.load_adapter"),
         ({"name": "adapter"}, "merged", "adapter is no change of the base's weights", "load RUN/adapter with"),
-        ({"name": "prompt"}, "peft", 'train with layout = "peft"', "load RUN/adapter with peftlab.load_adapter"),
+        (
+            {"name": "prompt"},
+            "peft",
+            'train with layout = "peft" and pool = "first"',
+            "load RUN/adapter with peftlab.load_adapter",
+        ),
         ({"name": "prefix"}, "merged", "prefix is no change of the base's weights", "load RUN/adapter with"),
         (STOCK_PROMPT, "peft", 'train with pool = "first"', "load RUN/adapter with peftlab.load_adapter"),
         (STOCK_PROMPT | {"pool": "first"}, "merged", "prompt is no change of the base's weights", "use --to peft"),

@@ -19,6 +19,7 @@ from peftlab.compare.grid import Job, plan, run_grid
 from peftlab.compare.results import Comparison
 from peftlab.compare.watch import watching
 from peftlab.data.examples import Labelled
+from peftlab.data.files import make_folder
 from peftlab.data.glue import first_rows
 from peftlab.data.sources import fetch_base
 from peftlab.errors import UserError, unknown
@@ -70,6 +71,10 @@ class Question:
         for name in methods:
             if name not in METHODS:
                 raise unknown("method", name, METHODS)
+        stems = [Path(task["name"]).stem for task in self.tasks]
+        for stem in stems:
+            if stems.count(stem) > 1:
+                raise UserError(f"two tasks are called {stem}: rename a file, or compare them one after the other")
         if self.budget is not None:
             parse(self.budget)
         length = {"steps": self.steps, "batch": 8} if self.epochs is None else {"epochs": self.epochs}
@@ -92,9 +97,7 @@ class Question:
 
 def compare(question: Question, out: Path, command: str = "") -> Comparison:
     """Run what is not done yet; gives what the runs in `out` make together."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file: give a folder with --out")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with locked(out):
         fetch_base(question.base)
         jobs = question.jobs(out)

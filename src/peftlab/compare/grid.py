@@ -18,12 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from peftlab.data.files import write_text
-from peftlab.errors import Stopped
+from peftlab.errors import Stopped, UserError
+from peftlab.peft import METHODS
 from peftlab.train.config import Config, make_config, override_value
 from peftlab.train.stop import stopping
 
 POLL = 0.2
 """seconds between two looks at the processes"""
+
+
+GRID = {"method.name": "--methods", "task.name": "--task", "train.seed": "--seeds", "base": "--base"}
+"""what the options of a comparison decide"""
 
 
 @dataclass
@@ -74,7 +79,7 @@ def plan(
             content["task"] = {**content.get("task", {}), **task}
             content["method"] = {"name": method}
             for override in overrides:
-                override_value(content, override)
+                override_for(content, override)
             for override in settle(make_config(content, "the comparison")):
                 override_value(content, override)
             for seed in range(seeds):
@@ -82,6 +87,18 @@ def plan(
                 config = make_config(content, "the comparison")
                 jobs.append(Job(config, out / "runs" / f"{method}-{Path(task['name']).stem}-{seed}"))
     return jobs
+
+
+def override_for(content: dict[str, Any], override: str) -> None:
+    """`train.lr=1e-3` for every run, `lora.rank=4` for those of one method; what the grid itself decides stays."""
+    key = override.partition("=")[0].strip()
+    first, _, rest = override.partition(".")
+    if key in GRID:
+        raise UserError(f"--set {key} would make all runs alike: use {GRID[key]}")
+    if first not in METHODS:
+        override_value(content, override)
+    elif first == content["method"]["name"]:
+        override_value(content, f"method.{rest}")
 
 
 def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]], None], out: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from peftlab.errors import unknown
+from peftlab.errors import UserError, unknown
 from peftlab.peft.adapter import Adapter
 from peftlab.peft.baselines import BitFit, Full, Head, SlowStart
 from peftlab.peft.lora import LoRA
@@ -28,7 +28,11 @@ def make_method(settings: Mapping[str, Any], where: str) -> Method:
     for key in rest:
         if key not in known:
             raise unknown(f"setting of {name} in {where}", key, known)
-    return METHODS[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in rest.items()})
+    frozen = {key: tuple(value) if isinstance(value, list) else value for key, value in rest.items()}
+    try:
+        return METHODS[name](**frozen)
+    except (TypeError, AttributeError) as error:
+        raise UserError(f"a setting of {name} in {where} has the wrong kind of value: {error}") from None
 
 
 __all__ = [

@@ -44,18 +44,19 @@ class Read:
 def why_not_stock(base: Base, attached: Attached) -> str | None:
     """Why stock `peft` can't load an adapter so that it gives the same; None if it can."""
     method, head = attached.method, attached.head
-    if why := method.why_not_stock(FAMILIES[base.family]):
-        return str(why)
+    why: str | None = method.why_not_stock(FAMILIES[base.family])
     if head is None:
-        return None
+        return why
     if head.pool == "mean" and "tokens" in method.kinds and base.config.segments > 1:
+        if why is not None:
+            return f'{why} and pool = "first"'  # both at once: who trains again does it once
         return (
             "with virtual tokens and a head that pools the mean stock peft ignores which text of a pair a token is of: "
             'train with pool = "first"'
         )
-    if head.pool == "first" and base.config.head == "linear" and not base.config.pooler:
+    if why is None and head.pool == "first" and base.config.head == "linear" and not base.config.pooler:
         return "this base has no pooler, which the head brings along and stock peft does not save"
-    return None
+    return why
 
 
 def stock_files(

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from peftlab.data.files import is_file
 from peftlab.errors import UserError, unknown
 from peftlab.peft import make_method
 from peftlab.peft.method import Method
@@ -93,7 +94,7 @@ class Train(Section):
     """auto: bf16 where the processor computes with it"""
     threads: int | None = Field(None, ge=1)
     """None: all cores; it changes sums in their last bits, so it is part of a run"""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**32)
     """of initial weights, order of rows and dropout"""
 
 
@@ -129,7 +130,7 @@ def read_config(text: str, overrides: Sequence[str] = (), where: str = "the conf
     """A configuration from TOML, with `section.key=value` on top."""
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{where} is not valid TOML: {error}") from None
     for override in overrides:
         override_value(content, override)
@@ -167,11 +168,17 @@ def override_value(content: dict[str, Any], override: str) -> None:
     *path, last = key.strip().split(".")
     for name in path:
         content = content.setdefault(name, {})
+        if not isinstance(content, dict):
+            raise UserError(f"--set {override!r}: {name} is a value, not a section")
     content[last] = parsed
 
 
 def read_config_file(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration in a file."""
-    if not path.is_file():
+    if not is_file(path):
         raise UserError(f"{path} is missing: give a TOML file, such as one of a run's folder")
-    return read_config(path.read_text(encoding="utf-8"), overrides, str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from None
+    return read_config(text, overrides, str(path))
