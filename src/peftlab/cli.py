@@ -196,10 +196,13 @@ def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run")],
     out: Annotated[Path, typer.Argument(metavar="DIR", help="where to write")],
     to: Annotated[
-        str, typer.Option(help="peft: an adapter for stock peft; merged: a checkpoint for transformers")
+        str, typer.Option(help="peft: an adapter for stock peft; merged: a model of its own, see docs/adapters.md")
     ] = "peft",
 ) -> None:
-    """Take a finished run elsewhere: an adapter for stock `peft`, or a merged checkpoint for `transformers`."""
+    """Take a finished run elsewhere: an adapter for stock `peft`, or merged into a model of its own.
+
+    A head that reads the first token makes it one of `transformers`, the mean one of `sentence-transformers`.
+    """
     from peftlab.train.predict import export_run
 
     export_run(folder, out, to)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from peftlab.data.files import read_object, write_text
+from peftlab.data.files import make_folder, read_object, write_text
 from peftlab.errors import UserError, unknown
 from peftlab.models.base import load
 from peftlab.models.model import Model
@@ -55,7 +55,7 @@ def spend(budget: str, config: Config, folder: Path) -> list[str]:
     known: dict[str, Any] = read_object(folder / FILE) if (folder / FILE).is_file() else {}
     if key not in known:
         known[key] = BUDGETS[kind](config, amount)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_text(folder / FILE, json.dumps(known, indent=1) + "\n")
     found: list[str] = known[key]
     return found

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peftlab.data.files import write_text
+from peftlab.data.files import make_folder, write_text
 from peftlab.errors import Stopped, UserError
 from peftlab.peft import METHODS
 from peftlab.train.config import Config, make_config, override_value
@@ -127,7 +127,7 @@ def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]],
 
 def start(job: Job) -> None:
     """Start a run's process."""
-    job.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(job.folder)
     write_text(job.folder / "asked.toml", job.config.to_toml())
     threads = str(job.config.train.threads or os.cpu_count() or 1)
     environment = os.environ | {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}

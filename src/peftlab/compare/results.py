@@ -21,7 +21,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from peftlab.compare.scores import METRICS, Scores, average, majority_score, resample
 from peftlab.compare.statistics import judge
-from peftlab.data.files import write_text
+from peftlab.data.files import make_folder, write_text
 from peftlab.errors import UserError, unknown
 
 STATUSES = ("done", "collapsed", "failed")
@@ -281,7 +281,7 @@ def to_csv(rows: Iterable[dict[str, Any]]) -> str:
 
 def save(comparison: Comparison, folder: Path) -> None:
     """Write comparison.json, results.json and results.csv into the folder, each whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_text(folder / "comparison.json", comparison.to_json())
     write_text(folder / "results.json", json.dumps(comparison.rows(), indent=2, allow_nan=False) + "\n")
     write_text(folder / "results.csv", to_csv(comparison.rows()))

@@ -10,6 +10,7 @@ disk. The manifest is written last, so a folder whose manifest holds is a folder
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -21,6 +22,10 @@ from typing import Any
 from peftlab.errors import UserError
 
 MANIFEST = "peftlab-manifest.json"
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
+"""what the system says when a disk is full, read-only or broken"""
+UMASK = os.umask(0)
+os.umask(UMASK)
 
 
 @contextlib.contextmanager
@@ -31,6 +36,8 @@ def replace_file(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
+        if os.name == "posix":
+            temporary.chmod(0o666 & ~UMASK)  # a library may have made it for this user alone
         flush(temporary, os.O_RDWR)
         temporary.replace(path)
     finally:
@@ -41,8 +48,23 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write the whole file, or leave what was there."""
-    with replace_file(path) as temporary:
-        temporary.write_bytes(data)
+    try:
+        with replace_file(path) as temporary:
+            temporary.write_bytes(data)
+    except OSError as error:
+        raise OSError(error.errno, f"{error.strerror}, {len(data):,} bytes are needed", str(path)) from error
+
+
+@contextlib.contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """A disk that fails while something is written is told in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        path = error.filename or folder
+        raise UserError(f"{path} could not be written: {error.strerror}; what was there before is as it was") from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from peftlab.data.files import read_object
+from peftlab.data.files import read_object, replace_file
 from peftlab.errors import UserError
 
 LARGEST_HEADER = 1_000_000
@@ -124,3 +126,13 @@ def shards(folder: Path, index: str) -> list[str]:
         if not (folder / name).is_file():
             raise UserError(f"{folder / name} is missing: {index} names it as a shard")
     return names
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the whole file, or leave what was there; what the disk says comes as Python would say it."""
+    with replace_file(path) as temporary:
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, {"format": "pt"})
+        except SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None

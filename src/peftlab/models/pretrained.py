@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from peftlab.data.files import read_object, replace_file, write_text
-from peftlab.data.tensors import Tensors
+from peftlab.data.files import make_folder, read_object, write_text
+from peftlab.data.tensors import Tensors, write_tensors
 from peftlab.errors import UserError, unknown
 from peftlab.layers.site import Address
 from peftlab.models.encoder import Encoder, EncoderConfig
@@ -194,9 +193,8 @@ def save_checkpoint(
     if head is not None:
         tensors, labels = with_head(family, tensors, model, head)
         written |= labels
-    folder.mkdir(parents=True, exist_ok=True)
-    with replace_file(folder / "model.safetensors") as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt"})
+    make_folder(folder)
+    write_tensors(folder / "model.safetensors", tensors)
     write_text(folder / "config.json", json.dumps(written, indent=2, sort_keys=True) + "\n")
     return ["model.safetensors", "config.json"]
 

@@ -40,7 +40,7 @@ class Adapter(Method):
     name = "adapter"
     about = "a small bottleneck network at each sublayer: houlsby, pfeiffer or parallel (Houlsby et al. 2019)"
     kinds = ("sublayer", "norm")
-    lr = 1e-3
+    lr = 2e-3
     size_field = "width"
 
     placement: str = "houlsby"

@@ -29,7 +29,7 @@ class Full(Method):
     name = "full"
     about = "every weight of the base, for comparison"
     trains_base = True
-    lr = 5e-5
+    lr = 1e-4
 
     def why_not_stock(self, family: Family) -> str | None:
         return "it trains the base itself: save the base with its head instead (base.save(folder, head=name))"
@@ -66,7 +66,7 @@ class Head(Method):
 
     name = "head"
     about = "only the task's head on the frozen base: last-layer transfer"
-    lr = 5e-3
+    lr = 2e-3
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class BitFit(Method):
     about = "only the biases, of matrices and norms (Ben Zaken et al. 2021)"
     by_default = False
     kinds = ("linear", "norm")
-    lr = 1e-3
+    lr = 1e-2
 
     def build(self, places: Mapping[str, Place]) -> dict[str, Addition]:
         built: dict[str, Addition] = {}

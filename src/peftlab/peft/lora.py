@@ -37,7 +37,7 @@ class LoRA(Method):
     name = "lora"
     about = "a low-rank matrix beside each chosen matrix; can be merged into it (Hu et al. 2021)"
     kinds = ("linear",)
-    lr = 1e-3
+    lr = 4e-3
     size_field = "rank"
     stock_type = "LORA"
 

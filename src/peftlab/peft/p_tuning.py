@@ -33,7 +33,7 @@ class PTuning(Method):
     name = "p_tuning"
     about = "learned vectors before the text, made by an LSTM or MLP (Liu et al. 2021)"
     kinds = ("tokens",)
-    lr = 5e-3
+    lr = 3e-3
     size_field = "hidden"
     stock_type = "P_TUNING"
 

@@ -34,7 +34,7 @@ class Prefix(Method):
     name = "prefix"
     about = "learned keys and values before those of every attention layer (Li & Liang 2021)"
     kinds = ("kv", "tokens")
-    lr = 1e-2
+    lr = 3e-2
     size_field = "length"
     stock_type = "PREFIX_TUNING"
 

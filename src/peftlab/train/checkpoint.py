@@ -20,12 +20,10 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
-from peftlab.data.files import check_manifest, flush, read_object, replace_file, write_manifest, write_text
-from peftlab.data.tensors import Tensors
+from peftlab.data.files import check_manifest, flush, read_object, write_manifest, write_text
+from peftlab.data.tensors import Tensors, write_tensors
 from peftlab.errors import UserError
 
 KEPT = 2
@@ -65,15 +63,14 @@ class Checkpoints:
             free = shutil.disk_usage(temporary).free
             if free < needed:
                 raise UserError(self.sorry(step, needed, f"{free:,} are free"))
-            with replace_file(temporary / TENSORS) as path:
-                save_file({name: tensor.contiguous() for name, tensor in state.tensors.items()}, path)
+            write_tensors(temporary / TENSORS, state.tensors)
             write_text(temporary / FACTS, json.dumps({"fingerprint": self.fingerprint} | state.facts))
             write_manifest(temporary, [TENSORS, FACTS])
             if self.at(step).exists():  # it was found damaged
                 shutil.rmtree(self.at(step))
             temporary.rename(self.at(step))
             flush(self.folder, os.O_RDONLY)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise UserError(self.sorry(step, needed, str(error))) from None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

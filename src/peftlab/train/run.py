@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from peftlab.data.examples import Examples, Labelled, limit, split_stratified
-from peftlab.data.files import make_folder, write_text
+from peftlab.data.files import make_folder, write_text, writing_to
 from peftlab.data.glue import load_task
 from peftlab.errors import Stopped, UserError
 from peftlab.models.base import Base, load
@@ -63,7 +63,7 @@ def run(config: Config, folder: Path, tell: Tell = lambda line: None) -> dict[st
     if (done := finished(folder, config, fingerprint)) is not None:
         return done
     make_folder(folder)
-    with locked(folder), stopping() as stop:
+    with writing_to(folder), locked(folder), stopping() as stop:
         started = time.monotonic()
         write_text(folder / "config.toml", config.to_toml())
         base = load(config.base)
