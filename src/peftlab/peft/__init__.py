@@ -32,7 +32,8 @@ def make_method(settings: Mapping[str, Any], where: str) -> Method:
     try:
         return METHODS[name](**frozen)
     except (TypeError, AttributeError) as error:
-        raise UserError(f"a setting of {name} in {where} has the wrong kind of value: {error}") from None
+        given = ", ".join(f"{key} = {value!r}" for key, value in rest.items())
+        raise UserError(f"{name} in {where} can't have {given}: {error}") from None
 
 
 __all__ = [

@@ -108,9 +108,9 @@ class Config(Section):
     """`name`, and the method's own settings"""
     train: Train = Field(default_factory=Train)
 
-    def build_method(self) -> Method:
+    def build_method(self, where: str = "the configuration") -> Method:
         """The method with its settings."""
-        return make_method(self.method, "the configuration")
+        return make_method(self.method, where)
 
     def fingerprint(self, data: str) -> str:
         """SHA-256 of the configuration and the data: two runs that share it are the same run.
@@ -152,7 +152,7 @@ def make_config(content: Mapping[str, Any], where: str = "the configuration") ->
             raise unknown(place, str(key), section.model_fields) from None
         dotted = ".".join(map(str, first["loc"]))
         raise UserError(f"{dotted} in {where} is {first['input']!r}: {first['msg'].lower()}") from None
-    config.build_method()
+    config.build_method(where)
     return config
 
 
