@@ -9,7 +9,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_addoption(parser) -> None:
-    parser.addoption("--kills", type=int, default=24, help="how often a training is killed (the full count is 200)")
+    parser.addoption("--kills", type=int, default=16, help="how often a training is killed (the full count is 200)")
 
 
 @pytest.fixture
