@@ -14,6 +14,8 @@ from rich.table import Table
 from peftlab.compare.grid import Job
 
 COLOURS = {"waiting": "dim", "running": "cyan", "done": "green", "failed": "red"}
+EVERY = 60.0
+"""seconds between two lines on how far the runs are, where there is no terminal"""
 
 
 @contextmanager
@@ -44,10 +46,15 @@ def table(jobs: Sequence[Job], room: int) -> Table:
             "" if left is None else clock(left),
             "" if job.score is None else f"{job.score:.3f}",
         )
+    shown.caption = summary(jobs, now)
+    return shown
+
+
+def summary(jobs: Sequence[Job], now: float) -> str:
+    """How many runs have ended, and about how long the others take."""
     done = sum(job.state in ("done", "failed") for job in jobs)
     left = time_left(jobs, now)
-    shown.caption = f"{done} of {len(jobs)} runs ended" + ("" if left is None else f", about {clock(left)} left")
-    return shown
+    return f"{done} of {len(jobs)} runs ended" + ("" if left is None else f", about {clock(left)} left")
 
 
 def time_left(jobs: Sequence[Job], now: float) -> float | None:
@@ -63,10 +70,11 @@ def time_left(jobs: Sequence[Job], now: float) -> float | None:
 
 
 class Lines:
-    """A line when a run starts and when it ends."""
+    """A line when a run starts and when it ends, and now and then one on how far they are."""
 
     def __init__(self) -> None:
         self.told: dict[int, str] = {}
+        self.last = time.monotonic()
 
     def __call__(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -76,6 +84,11 @@ class Lines:
                 took = f" in {clock(job.ended - job.started)}" if job.ended else ""
                 note = f": {job.note}" if job.note else ""
                 print(f"{job.title}: {job.state}{took}{score}{note}", file=sys.stderr, flush=True)
+        now = time.monotonic()
+        if now - self.last >= EVERY:
+            self.last = now
+            running = [f"{job.title} {job.step}/{job.steps}" for job in jobs if job.state == "running" and job.steps]
+            print(f"{summary(jobs, now)}; {', '.join(running)}", file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:

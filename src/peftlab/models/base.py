@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from peftlab.data.batch import Batch
-from peftlab.data.files import check_manifest, write_bytes, write_manifest
+from peftlab.data.files import check_manifest, make_folder, write_bytes, write_manifest
 from peftlab.data.sources import fetch_base
 from peftlab.data.tokenizer import Tokenizer
-from peftlab.errors import UserError
 from peftlab.models.encoder import Encoder, EncoderConfig
 from peftlab.models.heads import ClassifierHead
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
@@ -65,8 +64,7 @@ class Base:
         as many as there are positions).
         """
         folder = Path(folder)
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"{folder} is a file: give a folder to save to")
+        make_folder(folder)
         about = self.model.adapters[head].head if head in self.model.adapters else None
         if head is None or about is None or about.pool != "mean":
             files = {}

@@ -215,8 +215,8 @@ def with_head(
         module, _, leaf = part.rpartition(".")
         prefix = family.prefix if family.head[module].startswith("pooler") else ""
         tensors[f"{prefix}{family.head[module]}.{leaf}"] = tensor.detach().contiguous()
-    labels = {"id2label": dict(enumerate(about.names)), "label2id": {n: i for i, n in enumerate(about.names)}}
-    return tensors, labels | {"architectures": [family.architecture.replace("Model", "ForSequenceClassification")]}
+    architecture = family.architecture.replace("Model", "ForSequenceClassification")
+    return tensors, about.settings | {"architectures": [architecture]}
 
 
 def read_config(family: Family, settings: dict[str, Any], path: Path) -> EncoderConfig:
