@@ -115,7 +115,7 @@ def train(
         def tell(line: dict[str, Any]) -> None:
             score = f", validation {line['score']:.3f}" if "score" in line else ""
             bar.update(task, completed=line["step"], total=line["steps"])
-            if score or line["step"] == 1:
+            if "loss" in line and (score or line["step"] == 1):
                 bar.update(task, description=f"loss {line['loss']:.3f}{score}")
 
         result = run(settings, out, tell)
@@ -131,7 +131,7 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="runs of each method")] = 2,
     base: Annotated[str, typer.Option(help="short name, folder or hub id of the model")] = "minilm",
     limit: Annotated[int | None, typer.Option(min=8, help="train on at most so many rows")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="optimizer steps of each run")] = 300,
+    steps: Annotated[int | None, typer.Option(min=1, help="optimizer steps of each run [default: 300]")] = None,
     epochs: Annotated[float | None, typer.Option(help="passes over the training rows, instead of steps")] = None,
     budget: Annotated[
         str | None,
@@ -141,7 +141,9 @@ def compare(
     pair: Annotated[str | None, typer.Option(help="of a file: the column of a second text")] = None,
     label: Annotated[str | None, typer.Option(help="of a file: the column of the label")] = None,
     test: Annotated[str | None, typer.Option(help="of a file: another one with the rows to test on")] = None,
-    out: Annotated[Path, typer.Option(help="where runs and report go")] = Path("comparison"),
+    out: Annotated[
+        Path | None, typer.Option(help="where runs and report go [default: comparison, or comparison-quick]")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="one seed, few steps and rows: a first look")] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="override a key: train.batch=32")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="runs at once [default: as many as cores]")] = None,
@@ -154,13 +156,18 @@ def compare(
     from peftlab.compare.compare import compare as run_comparison
     from peftlab.report import terminal, write
 
+    lengths = {"--steps": steps, "--epochs": epochs, "--budget seconds": (budget or "").startswith("seconds")}
+    given = [name for name, value in lengths.items() if value] + ["--quick"] * quick
+    if len(given) > 1 and given != ["--steps", "--quick"]:
+        raise UserError(f"{' and '.join(given)} both say how long to train: give one of them")
+    out = out or Path("comparison-quick" if quick else "comparison")
     columns = {"text": text, "pair": pair, "label": label, "test": test}
     question = Question(
         tasks=[{"name": name, **columns} for name in task.split(",")],
         methods=None if methods is None else methods.split(","),
         seeds=seeds,
         base=base,
-        steps=steps,
+        steps=steps or 300,
         epochs=epochs,
         limit=limit,
         budget=budget,

@@ -66,7 +66,7 @@ def test_what_is_done_is_not_run_again(base, file, done):
 
 def test_another_configuration_is_refused_before_anything_runs(base, file, done, monkeypatch):
     _, out = done
-    monkeypatch.setattr(grid, "start", lambda job: pytest.fail("a run was started"))
+    monkeypatch.setattr(grid, "start", lambda *_: pytest.fail("a run was started"))
     with pytest.raises(UserError, match=r"lora-films-0 holds a run of another configuration: there task.limit is 54"):
         compare(question(base, file, steps=7), out)
 
@@ -74,8 +74,8 @@ def test_another_configuration_is_refused_before_anything_runs(base, file, done,
 def test_a_crash_is_a_row_that_says_so(base, file, tmp_path, monkeypatch):
     start = grid.start
 
-    def crashing(job) -> None:
-        start(job)
+    def crashing(job, threads) -> None:
+        start(job, threads)
         if job.config.method["name"] == "lora" and job.config.train.seed == 1:
             job.process.kill()
 
@@ -85,7 +85,7 @@ def test_a_crash_is_a_row_that_says_so(base, file, tmp_path, monkeypatch):
     assert status.pop(("lora", 1)) == "failed"
     assert "failed" not in status.values()
     (failed,) = (run for run in comparison.runs if run.status == "failed")
-    assert failed.note
+    assert failed.note == "it was ended by SIGKILL and said nothing more"
     write(comparison, tmp_path)
     assert "failed" in (tmp_path / "report.html").read_text()
     monkeypatch.setattr(grid, "start", start)
@@ -104,7 +104,7 @@ def test_a_budget_of_parameters_sets_each_size(base, file, tmp_path):
     )
     sizes = {job.config.method["name"]: job.config.method for job in jobs}
     # width 16, 2 layers: LoRA on q and v 128 · rank, prompts 16 · tokens, prefixes 64 · length
-    assert sizes["lora"]["rank"] == 5
+    assert (sizes["lora"]["rank"], sizes["lora"]["alpha"]) == (5, 10)
     assert sizes["prompt"]["tokens"] == 40
     assert sizes["prefix"]["length"] == 10
     assert sizes["head"] == {"name": "head"}

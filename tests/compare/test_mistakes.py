@@ -19,7 +19,7 @@ def base(tmp_path_factory, minilm) -> Path:
 def call(base, tmp_path, monkeypatch, capsys):
     """The command line in this process; gives what it said on standard error. No run is ever started."""
 
-    def started(job) -> None:
+    def started(*_) -> None:
         raise AssertionError("a run was started")
 
     monkeypatch.setattr(grid, "start", started)
@@ -84,6 +84,12 @@ def test_a_label_outside_the_set(call, tmp_path):
         (["--set", "train.lr=1", "--set", "train.lr.x=1"], "--set 'train.lr.x=1': lr is a value, not a section"),
         (["--set", "method.name=lora"], "use --methods"),
         (["--set", "train.seed=3"], "use --seeds"),
+        (["--set", "lora.name=prefix"], "use --methods"),
+        (["--methods", "lora,lora"], "the method lora is there twice"),
+        (["--methods", "lora", "--set", "prefix.length=5"], "prefix is not among the methods of the comparison"),
+        (["--set", "lora.rank=99"], "rank 99 is larger than the matrix"),
+        (["--steps", "5", "--epochs", "2"], "--steps and --epochs both say how long to train"),
+        (["--quick", "--epochs", "2"], "--epochs and --quick both say how long to train"),
         (["--budget", "hours=3"], "unknown budget 'hours'"),
     ],
 )
@@ -99,7 +105,7 @@ def test_what_is_unusual_but_right_is_taken(base, tmp_path, monkeypatch, capsys)
     films.write_bytes(b"\xef\xbb\xbf" + films.read_bytes())
     test = tmp_path / "test.csv"
     test.write_text("review,verdict\n" + "\n".join(films.read_text("utf-8-sig").splitlines()[1:4]) + "\nnew,bad\n")
-    monkeypatch.setattr(grid, "start", lambda job: (_ for _ in ()).throw(StopIteration))
+    monkeypatch.setattr(grid, "start", lambda *_: (_ for _ in ()).throw(StopIteration))
     columns = ["--text", "review", "--label", "verdict", "--test", str(test)]
     arguments = ["compare", "--task", str(films), *columns, "--base", str(base), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["peftlab", *arguments])

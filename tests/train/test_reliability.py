@@ -54,7 +54,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_last_two_are_kept_and_the_newest_is_taken(two):
     two.save(9, state(9.0))
-    assert two.steps() == [6, 9]
+    assert two.there() == [(6, 0), (9, 0)]
     found = two.latest()
     assert found.facts == {"progress": {"step": 9.0}}
     assert torch.equal(found.tensors["w"], torch.full((100,), 9.0))
@@ -65,7 +65,7 @@ def test_the_last_two_are_kept_and_the_newest_is_taken(two):
 @given(data=st.data())
 def test_damage_is_found_and_the_one_before_is_taken(two, data):
     name = data.draw(st.sampled_from(["state.safetensors", "state.json", files.MANIFEST]))
-    path = two.at(6) / name
+    path = two.at((6, 0)) / name
     whole = path.read_bytes()
     place = data.draw(st.integers(0, len(whole) - 1))
     if data.draw(st.booleans()):
@@ -84,10 +84,11 @@ def test_damage_is_found_and_the_one_before_is_taken(two, data):
 
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json", files.MANIFEST])
 def test_a_missing_file_is_damage_too(two, name):
-    (two.at(6) / name).unlink()
+    (two.at((6, 0)) / name).unlink()
     with pytest.warns(UserWarning, match="the checkpoint before it is taken"):
         assert two.latest().facts == {"progress": {"step": 3.0}}
     two.save(6, state(6.5))  # training comes by there again
+    assert two.there() == [(6, 0), (6, 1)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert two.latest().facts == {"progress": {"step": 6.5}}
@@ -105,7 +106,7 @@ def test_what_a_killed_process_left_is_cleared(two):
 def test_too_little_space_is_told_before_anything_is_written(two, monkeypatch):
     before = contents(two.folder)
     monkeypatch.setattr(checkpoint_module.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 99))
-    with pytest.raises(UserError, match=r"step-00000009 could not be written, it needs 1,000,412 bytes: 99 are free"):
+    with pytest.raises(UserError, match=r"step-00000009-0 could not be written, it needs 1,000,412 bytes: 99 are free"):
         two.save(9, state(9.0))
     assert contents(two.folder) == before
 
@@ -122,7 +123,7 @@ def test_a_disk_that_fails_leaves_the_checkpoint_before(two, monkeypatch, number
         fsync(handle)
 
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.raises(UserError, match="step-00000009 could not be written, it needs 1,000,412 bytes"):
+    with pytest.raises(UserError, match="step-00000009-0 could not be written, it needs 1,000,412 bytes"):
         two.save(9, state(9.0))
     monkeypatch.setattr(os, "fsync", fsync)
     assert contents(two.folder) == before
@@ -138,10 +139,10 @@ def test_a_folder_that_may_not_be_written_to(two):
         try:
             two.save(9, state(9.0))
         except UserError as error:
-            os._exit(0 if "Permission denied" in str(error) and "step-00000009" in str(error) else 1)
+            os._exit(0 if "Permission denied" in str(error) and "step-00000009-0" in str(error) else 1)
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
-    assert two.steps() == [3, 6]
+    assert two.there() == [(3, 0), (6, 0)]
 
 
 LIMITED = """

@@ -49,7 +49,7 @@ def assert_same(one: State, other: State) -> None:
     assert all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
     facts = [json.loads(json.dumps(state.facts)) for state in (one, other)]
     for fact in facts:
-        for timing in ("seconds", "earlier"):
+        for timing in ("seconds", "wall"):
             fact["progress"].pop(timing)
     assert facts[0] == facts[1]
 
@@ -132,7 +132,20 @@ def test_signals_of_a_real_process(base, file, tmp_path):
         assert process.returncode == code, errors
         assert "is saved in" in errors
         assert "Traceback" not in errors
-        assert Checkpoints(tmp_path / "run" / "checkpoints", "").steps()
+        assert Checkpoints(tmp_path / "run" / "checkpoints", "").there()
+
+
+def test_a_second_interrupt_stops_at_once(base, file, tmp_path):
+    """The first is answered between two steps; one that never ends leaves the second."""
+    code = "import time; from peftlab.train.stop import stopping\nwith stopping(): print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    process.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in process.communicate(timeout=10)[1]
+    assert process.returncode != 0
 
 
 def start(config: Config, folder: Path) -> subprocess.Popen[str]:
@@ -167,10 +180,37 @@ def test_another_configuration_does_not_go_on_from_it(base, file, tmp_path):
     with file.open("a") as more:
         more.write("one more film,good\n")
     try:
-        with pytest.warns(UserWarning, match="belongs to another configuration or other data"):
+        with pytest.raises(UserError, match="checkpoints belongs to another base, other data or another version"):
             run(films(base, file), tmp_path / "run")
     finally:
         write_films(file)
+    assert run(films(base, file), tmp_path / "run")["steps"] == 13
+
+
+def test_another_base_of_the_same_name_does_not_go_on_from_it(minilm, file, tmp_path):
+    base = write_base(tmp_path / "base", minilm)
+    interrupt(films(base, file), tmp_path / "run", 5)
+    weights = (base / "model.safetensors").read_bytes()
+    (base / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    with pytest.raises(UserError, match="checkpoints belongs to another base, other data or another version"):
+        run(films(base, file), tmp_path / "run")
+    (base / "model.safetensors").write_bytes(weights)
+    run(films(base, file), tmp_path / "run")
+    (base / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    with pytest.raises(UserError, match="holds a run on other data or another base of the same name"):
+        run(films(base, file), tmp_path / "run")
+
+
+def test_what_was_left_to_the_machine_stays_as_it_was(base, file, tmp_path, monkeypatch):
+    """Threads and precision that nobody asked for are written down, and kept on a machine that has others."""
+    config = films(base, file, threads=None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    interrupt(config, tmp_path / "run", 5)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr("peftlab.train.config.pick_precision", lambda wanted, _: "bf16" if wanted == "auto" else wanted)
+    result = run(config, tmp_path / "run")
+    assert result["precision"] == "fp32"
+    assert "threads = 3" in (tmp_path / "run" / "config.toml").read_text()
 
 
 def test_killed_at_many_moments(kills):

@@ -14,11 +14,11 @@ import json
 import math
 import time
 from bisect import bisect_left
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from peftlab.data.files import make_folder, read_object, write_text
+from peftlab.data.files import read_object, write_text
 from peftlab.errors import UserError, unknown
 from peftlab.models.base import load
 from peftlab.models.model import Model
@@ -51,11 +51,10 @@ def parse(budget: str) -> tuple[str, float]:
 def spend(budget: str, config: Config, folder: Path) -> list[str]:
     """The settings, as `section.key=value`, by which a method stays within a budget; measured once for a folder."""
     kind, amount = parse(budget)
-    key = f"{budget} {json.dumps(config.method, sort_keys=True)} {config.task.name} {config.base}"
+    key = f"{budget} {config.method['name']} {config.fingerprint()}"
     known: dict[str, Any] = read_object(folder / FILE) if (folder / FILE).is_file() else {}
     if key not in known:
         known[key] = BUDGETS[kind](config, amount)
-        make_folder(folder)
         write_text(folder / FILE, json.dumps(known, indent=1) + "\n")
     found: list[str] = known[key]
     return found
@@ -81,12 +80,13 @@ def within_parameters(config: Config, parameters: float) -> list[str]:
         return []
 
     def count(size: int) -> float:
-        return trained(model, replace(method, **{method.size_field: size}))  # type: ignore[arg-type]
+        return trained(model, method.resized(size))
 
     sizes = range(1, LARGEST + 1)
     reached = min(bisect_left(sizes, parameters, key=count), len(sizes) - 1)
     best = min(sizes[max(reached - 1, 0) : reached + 1], key=lambda size: abs(count(size) - parameters))
-    return [f"method.{method.size_field}={best}"]
+    before, after = asdict(method), asdict(method.resized(best))
+    return [f"method.{key}={value}" for key, value in after.items() if value != before[key]]
 
 
 def trained(model: Model, method: Method) -> float:

@@ -19,14 +19,15 @@ from peftlab.compare.grid import Job, plan, run_grid
 from peftlab.compare.results import Comparison
 from peftlab.compare.watch import watching
 from peftlab.data.examples import Labelled
-from peftlab.data.files import make_folder
+from peftlab.data.files import make_folder, writing_to
 from peftlab.data.glue import first_rows
-from peftlab.data.sources import fetch_base
 from peftlab.errors import UserError, unknown
+from peftlab.models.base import base_fingerprint, load
 from peftlab.peft import METHODS
+from peftlab.peft.attach import build
 from peftlab.train.config import Config
 from peftlab.train.lock import locked
-from peftlab.train.run import finished, load_data
+from peftlab.train.run import finished, load_data, settle
 
 
 @dataclass(frozen=True)
@@ -58,48 +59,68 @@ class Question:
 
     def shortened(self) -> Question:
         """The same for a first look."""
-        return replace(self, seeds=1, steps=min(self.steps, 40), test_limit=400, quick=True)
+        return replace(self, seeds=1, steps=min(self.steps, 40), epochs=None, test_limit=400, quick=True)
 
     @property
     def at_once(self) -> int:
         """How many runs."""
         return self.workers or os.cpu_count() or 1
 
+    @property
+    def threads(self) -> int:
+        """Each run's share of the cores."""
+        return max(1, (os.cpu_count() or 1) // self.at_once)
+
     def jobs(self, out: Path) -> list[Job]:
-        """The runs, each with its complete configuration."""
+        """The runs, each with what its configuration is to say."""
         methods = self.methods or [name for name, method in METHODS.items() if method.by_default]
+        self.check(methods)
+        length = {"steps": self.steps, "batch": 8} if self.epochs is None else {"epochs": self.epochs}
+        task: dict[str, Any] = {"limit": self.limit, "test_limit": self.test_limit}
+        settings = {"base": self.base, "task": task, "train": {"evaluations": 3, **length}}
+        settled: dict[str, list[str]] = {}
+
+        def within_budget(config: Config) -> list[str]:
+            key = f"{config.method['name']} {config.task.name}"
+            if key not in settled:
+                train = config.train.model_copy(update={"threads": config.train.threads or self.threads})
+                timed = config.model_copy(update={"train": train})
+                settled[key] = [] if self.budget is None else spend(self.budget, timed, out)
+            return settled[key]
+
+        drafts = plan(methods, self.tasks, 1, out, settings, self.overrides, within_budget)
+        if self.limit is None and all(job.config.train.steps for job in drafts):
+            task["limit"] = max(rows_seen(job.config) for job in drafts)  # the same rows for every method
+        return plan(methods, self.tasks, self.seeds, out, settings, self.overrides, within_budget)
+
+    def check(self, methods: Sequence[str]) -> None:
+        """The mistakes that no single configuration shows."""
         for name in methods:
             if name not in METHODS:
                 raise unknown("method", name, METHODS)
-        stems = [Path(task["name"]).stem for task in self.tasks]
-        for stem in stems:
-            if stems.count(stem) > 1:
-                raise UserError(f"two tasks are called {stem}: rename a file, or compare them one after the other")
+        for what, names in (("method", methods), ("task", [Path(task["name"]).stem for task in self.tasks])):
+            for name in names:
+                if list(names).count(name) > 1:
+                    raise UserError(f"the {what} {name} is there twice: name each once")
+        for override in self.overrides:
+            first = override.partition(".")[0]
+            if first in METHODS and first not in methods:
+                raise UserError(f"--set {override} changes nothing: {first} is not among the methods of the comparison")
         if self.budget is not None:
             parse(self.budget)
-        length = {"steps": self.steps, "batch": 8} if self.epochs is None else {"epochs": self.epochs}
-        settings = {
-            "base": self.base,
-            "task": {"limit": self.limit, "test_limit": self.test_limit},
-            "train": {"threads": max(1, (os.cpu_count() or 1) // self.at_once), "evaluations": 3, **length},
-        }
 
-        def settle(config: Config) -> list[str]:
-            if self.budget is not None:
-                return spend(self.budget, config, out)
-            if config.train.steps is None or config.task.limit is not None:
-                return []
-            seen = config.train.steps * config.train.batch
-            return [f"task.limit={math.ceil(seen / (1 - config.train.validation))}"]
 
-        return plan(methods, self.tasks, self.seeds, out, settings, self.overrides, settle)
+def rows_seen(config: Config) -> int:
+    """The training rows of which a run sees each once, and those that choose its checkpoint."""
+    assert config.train.steps is not None
+    return math.ceil(config.train.steps * config.train.batch / (1 - config.train.validation))
 
 
 def compare(question: Question, out: Path, command: str = "") -> Comparison:
     """Run what is not done yet; gives what the runs in `out` make together."""
     make_folder(out)
-    with locked(out):
-        fetch_base(question.base)
+    with writing_to(out), locked(out):
+        base, base_hash = load(question.base), base_fingerprint(question.base)
         jobs = question.jobs(out)
         data: dict[str, Labelled] = {}
         for job in jobs:
@@ -107,12 +128,14 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
             if name not in data:
                 data[name] = load_data(job.config)
                 show(data[name])
-            finished(job.folder, job.config, job.config.fingerprint(data[name].fingerprint()))
+            complete = settle(job.config, job.folder)
+            build(base.model, complete.build_method(), None)
+            finished(job.folder, complete.fingerprint(data[name].fingerprint(), base_hash))
         with watching() as watch:
             run_grid(jobs, question.at_once, watch, out)
         if not any(job.state == "done" for job in jobs):
             raise UserError(f"no run ended well; the first said: {jobs[0].note}")
-        return gather(jobs, data, command, question.quick)
+        return gather(jobs, data, base_hash, command, question.quick)
 
 
 def show(data: Labelled) -> None:

@@ -13,11 +13,12 @@ from peftlab.compare.grid import Job
 from peftlab.compare.results import ComparedTask, Comparison, RunResult
 from peftlab.compare.statistics import collapsed
 from peftlab.data.examples import Labelled
+from peftlab.train.config import read_config_file
 
 LIBRARIES = ("peftlab", "torch", "tokenizers", "safetensors", "numpy", "scipy")
 
 
-def gather(jobs: Sequence[Job], data: dict[str, Labelled], command: str, quick: bool) -> Comparison:
+def gather(jobs: Sequence[Job], data: dict[str, Labelled], base_hash: str, command: str, quick: bool) -> Comparison:
     """The comparison that the jobs make together; `data` by the name that the configuration gives the task."""
     tasks = {labelled.name: compared(labelled) for labelled in data.values()}
     runs = [result_of(job, tasks[data[job.config.task.name].name]) for job in jobs]
@@ -28,7 +29,7 @@ def gather(jobs: Sequence[Job], data: dict[str, Labelled], command: str, quick: 
         tasks=list(tasks.values()),
         runs=runs,
         versions={name: version(name) for name in LIBRARIES} | {"python": platform.python_version()},
-        hashes={labelled.name: labelled.fingerprint() for labelled in data.values()},
+        hashes={first.base: base_hash} | {labelled.name: labelled.fingerprint() for labelled in data.values()},
         command=command,
         config=first.to_toml(),
         quick=quick,
@@ -53,7 +54,7 @@ def result_of(job: Job, task: ComparedTask) -> RunResult:
     names = {"method": job.config.method["name"], "task": task.name, "seed": job.config.train.seed}
     if job.state != "done":
         return RunResult(**names, status="failed", note=job.note, run=str(job.folder))
-    found = read(job.folder / "result.json")
+    found, config = read(job.folder / "result.json"), read_config_file(job.folder / "config.toml")
     predictions = [label for part in found["predictions"].values() for label in part]
     losses = [point["loss"] for point in found["curve"]]
     note = collapsed(predictions, task.gold, losses)
@@ -68,7 +69,7 @@ def result_of(job: Job, task: ComparedTask) -> RunResult:
         run=str(job.folder),
         predictions=predictions,
         curve=found["curve"],
-        settings={**job.config.method, **job.config.train.model_dump(exclude_none=True)},
+        settings={**config.method, **config.train.model_dump(exclude_none=True)},
     )
 
 

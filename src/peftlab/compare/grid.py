@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,7 +28,15 @@ POLL = 0.2
 """seconds between two looks at the processes"""
 
 
-GRID = {"method.name": "--methods", "task.name": "--task", "train.seed": "--seeds", "base": "--base"}
+GRID = {
+    "base": "--base",
+    "method": "--methods",
+    "method.name": "--methods",
+    "task": "--task",
+    "task.name": "--task",
+    "train": "train.key=value",
+    "train.seed": "--seeds",
+}
 """what the options of a comparison decide"""
 
 
@@ -93,6 +102,8 @@ def override_for(content: dict[str, Any], override: str) -> None:
     """`train.lr=1e-3` for every run, `lora.rank=4` for those of one method; what the grid itself decides stays."""
     key = override.partition("=")[0].strip()
     first, _, rest = override.partition(".")
+    if first in METHODS and rest.partition("=")[0].strip() == "name":
+        key = "method.name"
     if key in GRID:
         raise UserError(f"--set {key} would make all runs alike: use {GRID[key]}")
     if first not in METHODS:
@@ -104,6 +115,7 @@ def override_for(content: dict[str, Any], override: str) -> None:
 def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]], None], out: Path) -> None:
     """Run all jobs, `workers` at a time; `watch` sees them after each look. Asked to stop, let the runs save."""
     waiting = list(jobs)
+    threads = max(1, (os.cpu_count() or 1) // workers)
     with stopping() as stop:
         try:
             while any(job.state in ("waiting", "running") for job in jobs) and stop.number is None:
@@ -111,7 +123,7 @@ def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]],
                     if job.state == "running":
                         look(job)
                 while waiting and sum(job.state == "running" for job in jobs) < workers:
-                    start(waiting.pop(0))
+                    start(waiting.pop(0), threads)
                 watch(jobs)
                 time.sleep(POLL)
         finally:
@@ -125,12 +137,11 @@ def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]],
         watch(jobs)
 
 
-def start(job: Job) -> None:
-    """Start a run's process."""
+def start(job: Job, threads: int) -> None:
+    """Start a run's process; the run writes down how many threads it had, and keeps to that when it goes on."""
     make_folder(job.folder)
     write_text(job.folder / "asked.toml", job.config.to_toml())
-    threads = str(job.config.train.threads or os.cpu_count() or 1)
-    environment = os.environ | {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     command = [
         sys.executable,
         "-m",
@@ -162,7 +173,8 @@ def look(job: Job) -> None:
         job.state = "done"
     else:
         log = (job.folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        job.state, job.note = "failed", (log[-1] if log else f"it ended with code {code} and said nothing")
+        how = f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it ended with code {code}"
+        job.state, job.note = "failed", log[-1] if log and code > 0 else f"{how} and said nothing more"
 
 
 def last_lines(path: Path) -> list[dict[str, Any]]:

@@ -7,19 +7,24 @@ base.save("folder")        # what `transformers` loads
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from peftlab.data.batch import Batch
-from peftlab.data.files import check_manifest, make_folder, write_bytes, write_manifest
+from peftlab.data.files import check_manifest, make_folder, sha256, write_bytes, write_manifest
 from peftlab.data.sources import fetch_base
+from peftlab.data.tensors import weight_files
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.models.encoder import Encoder, EncoderConfig
 from peftlab.models.heads import ClassifierHead
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
 from peftlab.models.sentence import model_files
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt")
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,11 +55,15 @@ class Base:
 
         A text longer than the positions, less those that active virtual tokens take, is an error unless `truncate`.
         """
+        batch = self.tokenizer.encode(texts, max_length=self.room, truncate=truncate, pad_side=pad_side)
+        return batch.to(self.model.embedding.words.weight.device)
+
+    @property
+    def room(self) -> int:
+        """How many tokens a text may have: the positions, less those that active virtual tokens take."""
         site = self.model.embedding.tokens
         taken = sum(addition.moves for name in site.active if (addition := site.get(name)) is not None)
-        length = self.config.max_length - taken
-        batch = self.tokenizer.encode(texts, max_length=length, truncate=truncate, pad_side=pad_side)
-        return batch.to(self.model.embedding.words.weight.device)
+        return self.config.max_length - taken
 
     def save(self, folder: str | Path, head: str | None = None, max_length: int | None = None) -> None:
         """Write model, configuration and tokenizer as `transformers` reads them, with a manifest of their SHA-256.
@@ -83,6 +92,14 @@ class Base:
         count = sum(tensor.numel() for tensor in self.model.base_state().values())
         shape = f"{c.layers} layers, {c.dim} wide, {c.heads} heads, {c.vocab:,} tokens"
         return f"Base({self.name!r}: {self.family}, {shape}, {count / 1e6:.1f}M parameters)"
+
+
+def base_fingerprint(name: str | Path) -> str:
+    """The SHA-256 of a base's weights, configuration and tokenizer."""
+    folder = fetch_base(str(name))
+    files = [*weight_files(folder), "config.json", *TOKENIZER_FILES]
+    found = [[file, sha256(folder / file)] for file in files if (folder / file).is_file()]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
 def load(name: str | Path) -> Base:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -123,6 +123,10 @@ class LoRA(Method):
         alpha = self.alpha_pattern.get(str(place.address), self.alpha_pattern.get(place.address.part, self.alpha))
         rank = self.rank_at(place)
         return alpha / (math.sqrt(rank) if self.rs else rank)
+
+    def resized(self, size: int) -> LoRA:
+        """With another rank, at the same scale α/r."""
+        return replace(self, rank=size, alpha=self.alpha * size / self.rank)
 
     def to_stock(self, additions: Mapping[str, Addition], names: Mapping[str, str], config: Any) -> Stock:
         from peftlab.peft.lora_stock import to_stock

@@ -6,7 +6,7 @@ A new method is one new file and one line in `peft/__init__.py`. Nothing else kn
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -41,6 +41,11 @@ class Method:
     def build(self, places: Mapping[str, Place]) -> dict[str, Addition]:
         """What goes where: called once with all places of its kinds, so that additions may share modules."""
         return {}
+
+    def resized(self, size: int) -> Method:
+        """The same with another size."""
+        assert self.size_field is not None
+        return replace(self, **{self.size_field: size})
 
     def thaw(self, model: Model, step: int) -> None:
         """Called before each training step: a schedule may let more of the base train."""

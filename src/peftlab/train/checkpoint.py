@@ -1,7 +1,7 @@
 """Checkpoints: what training needs to go on, in folders that are whole or not there.
 
 checkpoints/
-  step-00000120/
+  step-00000120-0/           the second number counts where one step is saved again, as after its evaluation
     state.safetensors        every tensor of the state
     state.json               every number of it
     peftlab-manifest.json    the SHA-256 of both, written last
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import shutil
 import warnings
@@ -45,53 +46,61 @@ class Checkpoints:
     def __init__(self, folder: Path, fingerprint: str) -> None:
         self.folder, self.fingerprint = folder, fingerprint
 
-    def steps(self) -> list[int]:
-        """The steps of the checkpoints that are there, whole or not, the newest last."""
-        return sorted(int(path.name[5:]) for path in self.folder.glob("step-*") if path.name[5:].isdecimal())
+    def there(self) -> list[tuple[int, int]]:
+        """The steps and counts of the checkpoints that are there, whole or not, the newest last."""
+        names = [re.fullmatch(r"step-(\d{8,})-(\d+)", path.name) for path in self.folder.glob("step-*")]
+        return sorted((int(name[1]), int(name[2])) for name in names if name)
 
-    def at(self, step: int) -> Path:
+    def at(self, place: tuple[int, int]) -> Path:
         """The folder of a checkpoint."""
-        return self.folder / f"step-{step:08d}"
+        return self.folder / f"step-{place[0]:08d}-{place[1]}"
 
     def save(self, step: int, state: State) -> None:
         """Write a checkpoint; what was saved before stays as it is until this one is complete."""
         needed = sum(tensor.nbytes for tensor in state.tensors.values()) + MARGIN
-        temporary = self.folder / f".{self.at(step).name}.{secrets.token_hex(4)}.tmp"
+        place = (step, 0)
+        temporary = self.folder / f".step-{step:08d}.{secrets.token_hex(4)}.tmp"
         try:
+            before = self.there()
+            place = (step, 1 + max((count for other, count in before if other == step), default=-1))
             self.clear()
             temporary.mkdir(parents=True)
             free = shutil.disk_usage(temporary).free
             if free < needed:
-                raise UserError(self.sorry(step, needed, f"{free:,} are free"))
+                raise UserError(self.sorry(place, needed, f"{free:,} are free"))
             write_tensors(temporary / TENSORS, state.tensors)
             write_text(temporary / FACTS, json.dumps({"fingerprint": self.fingerprint} | state.facts))
             write_manifest(temporary, [TENSORS, FACTS])
-            if self.at(step).exists():  # it was found damaged
-                shutil.rmtree(self.at(step))
-            temporary.rename(self.at(step))
+            temporary.rename(self.at(place))
             flush(self.folder, os.O_RDONLY)
         except OSError as error:
-            raise UserError(self.sorry(step, needed, str(error))) from None
+            raise UserError(self.sorry(place, needed, str(error))) from None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        old = [other for other in self.steps() if other <= step][:-KEPT]
-        for other in [*old, *(other for other in self.steps() if other > step)]:  # those after it were damaged
-            shutil.rmtree(self.at(other))
+        older = [other for other in before if other < place]
+        newer = [other for other in before if other > place]  # training came back to here because they were damaged
+        for other in [*older[: 1 - KEPT], *newer]:
+            shutil.rmtree(self.at(other), ignore_errors=True)
 
-    def sorry(self, step: int, needed: int, why: str) -> str:
+    def sorry(self, place: tuple[int, int], needed: int, why: str) -> str:
         """The sentence for a checkpoint that could not be written."""
         return (
-            f"{self.at(step)} could not be written, it needs {needed:,} bytes: {why}; "
+            f"{self.at(place)} could not be written, it needs {needed:,} bytes: {why}; "
             "what was saved before is as it was, and the same command goes on from there"
         )
 
     def latest(self) -> State | None:
         """The newest checkpoint that is whole, None if there is none."""
-        for step in reversed(self.steps()):
+        for place in reversed(self.there()):
             try:
-                return self.read(self.at(step))
-            except UserError as error:
+                state = self.read(self.at(place))
+            except (UserError, OSError) as error:
                 warnings.warn(f"{error}; the checkpoint before it is taken", stacklevel=2)
+                continue
+            if state.facts.pop("fingerprint") != self.fingerprint:
+                whose = "another base, other data or another version"
+                raise UserError(f"{self.folder} belongs to {whose}: choose another --out, or delete it")
+            return state
         return None
 
     def read(self, folder: Path) -> State:
@@ -99,8 +108,6 @@ class Checkpoints:
         if check_manifest(folder).keys() != {TENSORS, FACTS}:
             raise UserError(f"{folder} has no whole manifest")
         facts = read_object(folder / FACTS)
-        if facts.pop("fingerprint") != self.fingerprint:
-            raise UserError(f"{folder} belongs to another configuration or other data")
         tensors = Tensors(folder, [TENSORS])
         return State({name: tensors.read(name) for name in tensors}, facts)
 

@@ -16,16 +16,19 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
+import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from peftlab.data.files import is_file
 from peftlab.errors import UserError, unknown
 from peftlab.peft import make_method
 from peftlab.peft.method import Method
+from peftlab.train.precision import pick_device, pick_precision
 
 
 class Section(BaseModel):
@@ -112,13 +115,27 @@ class Config(Section):
         """The method with its settings."""
         return make_method(self.method, where)
 
-    def fingerprint(self, data: str) -> str:
-        """SHA-256 of the configuration and the data: two runs that share it are the same run.
+    def completed(self, before: Config | None = None) -> Config:
+        """With all that was left to the method's defaults and to the machine; where the run began before, as there."""
+        method = self.build_method()
+        started = self.train if before is None else before.train
+        precision = self.train.precision if self.train.precision != "auto" else started.precision
+        found = {
+            "lr": self.train.lr or method.lr,
+            "precision": pick_precision(precision, pick_device()),
+            "threads": self.train.threads or started.threads or torch.get_num_threads(),
+        }
+        settings = {key: value for key, value in asdict(method).items() if value is not None}
+        train = self.train.model_copy(update=found)
+        return self.model_copy(update={"method": {"name": method.name, **settings}, "train": train})
+
+    def fingerprint(self, *hashes: str) -> str:
+        """SHA-256 of the configuration and, by their hashes, of data and base: two runs that share it are the same.
 
         How often it is saved and who watches changes nothing in it.
         """
         settings = self.model_dump(exclude={"train": {"checkpoint", "tensorboard"}})
-        text = json.dumps([settings, data], sort_keys=True)
+        text = json.dumps([settings, hashes], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_toml(self) -> str:

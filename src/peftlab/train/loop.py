@@ -45,8 +45,8 @@ class Progress:
     best_score: float = -1.0
     seconds: float = 0.0
     """spent in steps, without evaluations"""
-    earlier: float = 0.0
-    """that the run took until it was interrupted"""
+    wall: float = 0.0
+    """seconds that the training took so far, evaluations, tests and saves included"""
     tokens: int = 0
     """real tokens seen in training"""
     losses: list[float] = field(default_factory=list)
@@ -72,6 +72,14 @@ class Training:
         self.precision = pick_precision(settings.precision, self.device)
         self.best = {name: p.detach().clone() for name, p in self.trainable.items()}
         self.progress = Progress(parts=settings.accumulate)
+        self.clock = time.monotonic()
+
+    def tick(self) -> float:
+        """Take the time since the last look; gives that of the whole training."""
+        now = time.monotonic()
+        self.progress.wall += now - self.clock
+        self.clock = now
+        return self.progress.wall
 
     @property
     def due(self) -> bool:
@@ -135,11 +143,13 @@ class Training:
     def evaluate(self, stop: Stop) -> None:
         """Score the validation part, and keep the weights if they are the best."""
         done = self.progress
-        if not done.losses:
+        if len(done.skipped) == done.step:
             raise UserError(f"no step up to {done.step} had a finite loss: try a smaller train.lr")
         predictions, _ = predict(self.model, self.validation, self.precision, stop)
         score = classify.scores(predictions, self.validation.labels)["accuracy"]
-        done.curve.append({"step": done.step, "loss": sum(done.losses) / len(done.losses), "score": score})
+        # where all steps since the last evaluation were skipped, the loss is as it was
+        loss = sum(done.losses) / len(done.losses) if done.losses else done.curve[-1]["loss"]
+        done.curve.append({"step": done.step, "loss": loss, "score": score})
         done.losses, done.evaluated, done.waited = [], done.step, done.waited + 1
         if score > done.best_score:
             done.best_score, done.best_step, done.waited = score, done.step, 0
@@ -155,6 +165,7 @@ class Training:
 
     def state(self) -> State:
         """All that the rest of the training depends on."""
+        self.tick()
         tensors: dict[str, Tensor] = {}
         counts: dict[str, float] = {}
         for name, parameter in self.trainable.items():
@@ -185,14 +196,7 @@ class Training:
 def train(training: Training, checkpoints: Checkpoints, stop: Stop, tell: Tell) -> Progress:
     """Train until it is done; asked to stop, save between two steps."""
     done, settings = training.progress, training.settings
-    earlier, start = done.earlier, time.monotonic()
-    saved = start
-
-    def save() -> None:
-        done.earlier = earlier + time.monotonic() - start
-        checkpoints.save(done.step, training.state())
-        done.earlier = earlier
-
+    saved = time.monotonic()
     training.model.train()
     while not training.done:
         if training.due:
@@ -207,10 +211,10 @@ def train(training: Training, checkpoints: Checkpoints, stop: Stop, tell: Tell) 
                 loss = {"skipped": True} if done.step in done.skipped[-1:] else {"loss": done.losses[-1]}
                 tell({"steps": training.steps, "step": done.step, **loss})
         if stop.number is not None:
-            save()
+            checkpoints.save(done.step, training.state())
             raise Stopped(stop.number, f"step {done.step} of {training.steps} is saved in {checkpoints.folder}")
         if time.monotonic() - saved >= settings.checkpoint:
-            save()
+            checkpoints.save(done.step, training.state())
             saved = time.monotonic()
     return training.finish()
 
@@ -264,5 +268,8 @@ def set_random_state(states: dict[str, str], device: torch.device) -> None:
     """Draw on from a state."""
     tensors = {kind: torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8) for kind, text in states.items()}
     torch.set_rng_state(tensors["cpu"])
+    if device.type not in tensors:
+        there = " and ".join(kind for kind in tensors if kind != "cpu") or "cpu"
+        raise UserError(f"the run began on {there} and can't go on exactly on {device.type}: choose another --out")
     if device.type != "cpu":
         torch.get_device_module(device).set_rng_state(tensors[device.type])

@@ -14,11 +14,14 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 class Metrics:
-    """Called with each line. A run that goes on from step `done` keeps the lines up to it and no other."""
+    """Called with each line. A run that goes on keeps the lines of the steps `done` and of those `evaluated`."""
 
-    def __init__(self, folder: Path, done: int, tell: Tell, tensorboard: bool = False) -> None:
+    def __init__(self, folder: Path, done: int, evaluated: int, tell: Tell, tensorboard: bool = False) -> None:
         path = folder / "metrics.jsonl"
-        write_text(path, "".join(line for line in whole_lines(path) if json.loads(line)["step"] <= done))
+        lines = [(line, json.loads(line)) for line in whole_lines(path)]
+        write_text(
+            path, "".join(line for line, told in lines if told["step"] <= (evaluated if "score" in told else done))
+        )
         self.file = path.open("a", encoding="utf-8")
         self.tell = tell
         self.board = board(folder / "tensorboard", done) if tensorboard else None
@@ -31,8 +34,10 @@ class Metrics:
                 self.board.add_scalar(name, line[name], line["step"])
         self.tell(line)
 
-    def close(self) -> None:
-        """Nothing more will be said."""
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.file.close()
         if self.board is not None:
             self.board.close()

@@ -45,7 +45,7 @@ def label_texts(folder: Path, lines: Iterator[Line]) -> Iterator[dict[str, Any]]
     """For each text its label, the probability of each label, and the logits."""
     base, config = open_run(folder)
     names = base.model.adapters[ADAPTER].head.names
-    length = min(config.task.max_length, base.config.max_length)
+    length = min(config.task.max_length, base.room)
     chunk: list[Line] = []
 
     def answers() -> Iterator[dict[str, Any]]:

@@ -15,7 +15,6 @@ Interrupted, by a signal or a power cut, the same command goes on from the last 
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,10 @@ from typing import Any
 import torch
 
 from peftlab.data.examples import Examples, Labelled, limit, split_stratified
-from peftlab.data.files import make_folder, write_text, writing_to
+from peftlab.data.files import is_file, make_folder, read_object, write_text, writing_to
 from peftlab.data.glue import load_task
 from peftlab.errors import Stopped, UserError
-from peftlab.models.base import Base, load
+from peftlab.models.base import Base, base_fingerprint, load
 from peftlab.models.heads import Classifier
 from peftlab.peft import Head
 from peftlab.peft.attach import attach, freeze
@@ -58,29 +57,29 @@ def load_data(config: Config) -> Labelled:
 
 def run(config: Config, folder: Path, tell: Tell = lambda line: None) -> dict[str, Any]:
     """Train and test as the configuration says; gives the result that it wrote. A finished run is not run again."""
+    config = settle(config, folder)
     data = load_data(config)
-    fingerprint = config.fingerprint(data.fingerprint())
-    if (done := finished(folder, config, fingerprint)) is not None:
+    fingerprint = config.fingerprint(data.fingerprint(), base_fingerprint(config.base))
+    if (done := finished(folder, fingerprint)) is not None:
         return done
     make_folder(folder)
     with writing_to(folder), locked(folder), stopping() as stop:
-        started = time.monotonic()
         write_text(folder / "config.toml", config.to_toml())
         base = load(config.base)
         training = prepare(base, data, config)
         checkpoints = Checkpoints(folder / "checkpoints", fingerprint)
         if (state := checkpoints.latest()) is not None:
             training.restore(state)
-        metrics = Metrics(folder, training.progress.step, tell, config.train.tensorboard)
-        trained = train(training, checkpoints, stop, metrics)
-        metrics.close()
+        progress = training.progress
+        with Metrics(folder, progress.step, progress.evaluated, tell, config.train.tensorboard) as metrics:
+            trained = train(training, checkpoints, stop, metrics)
         tests = test(base, data, config, training, checkpoints, stop)
         base.model.cpu()
         save(base, folder / "adapter")
         result = {"fingerprint": fingerprint, **describe_run(base, data, config, trained, tests)}
         result["precision"] = training.precision
         result["adapter_bytes"] = sum(file.stat().st_size for file in (folder / "adapter").rglob("*") if file.is_file())
-        result["seconds"] = trained.earlier + time.monotonic() - started
+        result["seconds"] = training.tick()
         write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
         checkpoints.remove()
     return result
@@ -102,7 +101,7 @@ def prepare(base: Base, data: Labelled, config: Config) -> Training:
 
 def encoded(base: Base, part: Examples, config: Config) -> classify.Encoded:
     """A part's tokens."""
-    return classify.encode(base.tokenizer, part, min(config.task.max_length, base.config.max_length))
+    return classify.encode(base.tokenizer, part, min(config.task.max_length, base.room))
 
 
 def test(
@@ -149,18 +148,23 @@ def describe_run(
     }
 
 
-def finished(folder: Path, config: Config, fingerprint: str) -> dict[str, Any] | None:
-    """The result of a run that was done with this configuration and data; another one in its place is an error."""
+def settle(config: Config, folder: Path) -> Config:
+    """The complete configuration of a run in a folder; one that holds another run is refused."""
+    before = read_config_file(folder / "config.toml") if is_file(folder / "config.toml") else None
+    config = config.completed(before)
+    if before is not None and before.fingerprint() != config.fingerprint():
+        raise UserError(f"{folder} holds a run of another configuration: {difference(before, config)}; {ELSEWHERE}")
+    return config
+
+
+def finished(folder: Path, fingerprint: str) -> dict[str, Any] | None:
+    """The result of a run that was done with this configuration, data and base; None if it is not done."""
     path = folder / "result.json"
-    if (folder / "config.toml").is_file():
-        before = read_config_file(folder / "config.toml")
-        if before.fingerprint("") != config.fingerprint(""):
-            raise UserError(f"{folder} holds a run of another configuration: {difference(before, config)}; {ELSEWHERE}")
-    if not path.is_file():
+    if not is_file(path):
         return None
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    result = read_object(path)
     if result.get("fingerprint") != fingerprint:
-        raise UserError(f"{folder} holds a run on other data of the same name; {ELSEWHERE}")
+        raise UserError(f"{folder} holds a run on other data or another base of the same name; {ELSEWHERE}")
     return result
 
 
@@ -169,7 +173,7 @@ ELSEWHERE = "choose another --out, or delete it"
 
 def difference(before: Config, now: Config) -> str:
     """The first setting that differs."""
-    settings = [flat(config.model_dump()) for config in (before, now)]
+    settings = [flat(json.loads(json.dumps(config.model_dump(exclude_none=True)))) for config in (before, now)]
     for key in sorted(settings[0].keys() | settings[1].keys()):
         old, new = (setting.get(key) for setting in settings)
         if old != new:
