@@ -271,7 +271,7 @@ def test_a_failed_save_leaves_the_old_files(small, monkeypatch):
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("peftlab.models.pretrained.save_file", full)
+    monkeypatch.setattr("peftlab.data.tensors.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint(*ours, small)
     assert (small / "model.safetensors").read_bytes() == before

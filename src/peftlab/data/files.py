@@ -52,7 +52,8 @@ def write_bytes(path: Path, data: bytes) -> None:
         with replace_file(path) as temporary:
             temporary.write_bytes(data)
     except OSError as error:
-        raise OSError(error.errno, f"{error.strerror}, {len(data):,} bytes are needed", str(path)) from error
+        why = error.strerror or str(error)
+        raise OSError(error.errno, f"{why}, {len(data):,} bytes are needed", str(path)) from error
 
 
 @contextlib.contextmanager
