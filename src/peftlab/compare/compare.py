@@ -59,7 +59,7 @@ class Question:
 
     def shortened(self) -> Question:
         """The same for a first look."""
-        return replace(self, seeds=1, steps=min(self.steps, 40), epochs=None, test_limit=400, quick=True)
+        return replace(self, seeds=1, steps=min(self.steps, 60), epochs=None, test_limit=400, quick=True)
 
     @property
     def at_once(self) -> int:
