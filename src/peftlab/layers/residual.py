@@ -21,7 +21,7 @@ from peftlab.layers.site import Route, SublayerSite, hide_empty_sites
 
 
 class Residual(nn.Module):
-    """A sublayer with its norm, dropout and site: three ways to put them together."""
+    """A sublayer with its norm, dropout and site; a subclass says what f receives and how its output is joined."""
 
     def __init__(self, dim: int, sublayer: nn.Module, norm: nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
@@ -30,12 +30,6 @@ class Residual(nn.Module):
         self.dropout = Dropout(dropout)
         self.out = SublayerSite()
         self.norm = norm
-
-    __repr__ = hide_empty_sites
-
-
-class PostNorm(Residual):
-    """norm(x + f(x))."""
 
     def forward(
         self,
@@ -48,57 +42,44 @@ class PostNorm(Residual):
         """x [B, T, D]; `real` [B, T] is True at real tokens; `inputs` are the sublayer's own."""
 
         def join(y: Tensor) -> Tensor:
-            return self.norm(x + y, real, route)
+            return self.join(x, y, real, route)
 
+        received = self.receive(x, real, route)
         if among is not None:
-            inputs["memory"] = among
-        y = self.dropout(self.sublayer(x, route=route, **inputs))
-        return join(self.out(y, x, join, route))
+            inputs["memory"] = self.receive(among, real, route)
+        y = self.dropout(self.sublayer(received, route=route, **inputs))
+        return join(self.out(y, received, join, route))
+
+    def receive(self, x: Tensor, real: Tensor | None, route: Route | None) -> Tensor:
+        """What f is given."""
+        return x
+
+    def join(self, x: Tensor, y: Tensor, real: Tensor | None, route: Route | None) -> Tensor:
+        """norm(x + y)."""
+        return self.norm(x + y, real, route)
+
+    __repr__ = hide_empty_sites
+
+
+class PostNorm(Residual):
+    """norm(x + f(x))."""
 
 
 class PreNorm(Residual):
     """x + f(norm(x))."""
 
-    def forward(
-        self,
-        x: Tensor,
-        real: Tensor | None = None,
-        route: Route | None = None,
-        among: Tensor | None = None,
-        **inputs: Any,
-    ) -> Tensor:
-        """As `PostNorm.forward`."""
+    def receive(self, x: Tensor, real: Tensor | None, route: Route | None) -> Tensor:
+        return self.norm(x, real, route)
 
-        def join(y: Tensor) -> Tensor:
-            return x + y
-
-        if among is not None:
-            inputs["memory"] = self.norm(among, real, route)
-        received = self.norm(x, real, route)
-        y = self.dropout(self.sublayer(received, route=route, **inputs))
-        return join(self.out(y, received, join, route))
+    def join(self, x: Tensor, y: Tensor, real: Tensor | None, route: Route | None) -> Tensor:
+        return x + y
 
 
 class NoResidual(Residual):
     """norm(f(x))."""
 
-    def forward(
-        self,
-        x: Tensor,
-        real: Tensor | None = None,
-        route: Route | None = None,
-        among: Tensor | None = None,
-        **inputs: Any,
-    ) -> Tensor:
-        """As `PostNorm.forward`."""
-
-        def join(y: Tensor) -> Tensor:
-            return self.norm(y, real, route)
-
-        if among is not None:
-            inputs["memory"] = among
-        y = self.dropout(self.sublayer(x, route=route, **inputs))
-        return join(self.out(y, x, join, route))
+    def join(self, x: Tensor, y: Tensor, real: Tensor | None, route: Route | None) -> Tensor:
+        return self.norm(y, real, route)
 
 
 class Absent(nn.Module):
