@@ -36,3 +36,19 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the folder `shared` with the development data is not beside this checkout")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory, minilm) -> Path:
+    """A base whose training steps take milliseconds (`small.py`)."""
+    from small import write_base
+
+    return write_base(tmp_path_factory.mktemp("base"), minilm)
+
+
+@pytest.fixture(scope="module")
+def films_file(tmp_path_factory) -> Path:
+    """A file of reviews that it can learn."""
+    from small import write_films
+
+    return write_films(tmp_path_factory.mktemp("data") / "films.csv")

@@ -9,22 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from small import write_base, write_films
 
 from peftlab.compare import grid
 from peftlab.compare.compare import Question, compare
 from peftlab.errors import UserError
 from peftlab.report import write
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, minilm) -> Path:
-    return write_base(tmp_path_factory.mktemp("base"), minilm)
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory) -> Path:
-    return write_films(tmp_path_factory.mktemp("data") / "films.csv")
 
 
 def question(base: Path, file: Path, **choices) -> Question:
@@ -34,10 +23,10 @@ def question(base: Path, file: Path, **choices) -> Question:
 
 
 @pytest.fixture(scope="module")
-def done(base, file, tmp_path_factory):
+def done(tiny, films_file, tmp_path_factory):
     """A finished comparison and its folder."""
     out = tmp_path_factory.mktemp("comparison")
-    comparison = compare(question(base, file), out, "peftlab compare …")
+    comparison = compare(question(tiny, films_file), out, "peftlab compare …")
     write(comparison, out)
     return comparison, out
 
@@ -55,23 +44,23 @@ def test_every_run_has_its_row_and_its_folder(done):
     assert "</html>" in (out / "report.html").read_text()
 
 
-def test_what_is_done_is_not_run_again(base, file, done):
+def test_what_is_done_is_not_run_again(tiny, films_file, done):
     comparison, out = done
     before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/result.json")}
-    again = compare(question(base, file, methods=["lora", "head", "bitfit"]), out)
+    again = compare(question(tiny, films_file, methods=["lora", "head", "bitfit"]), out)
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(again.runs) == 6
     assert [run.predictions for run in again.runs[:4]] == [run.predictions for run in comparison.runs]
 
 
-def test_another_configuration_is_refused_before_anything_runs(base, file, done, monkeypatch):
+def test_another_configuration_is_refused_before_anything_runs(tiny, films_file, done, monkeypatch):
     _, out = done
     monkeypatch.setattr(grid, "start", lambda *_: pytest.fail("a run was started"))
     with pytest.raises(UserError, match=r"lora-films-0 holds a run of another configuration: there task.limit is 54"):
-        compare(question(base, file, steps=7), out)
+        compare(question(tiny, films_file, steps=7), out)
 
 
-def test_a_crash_is_a_row_that_says_so(base, file, tmp_path, monkeypatch):
+def test_a_crash_is_a_row_that_says_so(tiny, films_file, tmp_path, monkeypatch):
     start = grid.start
 
     def crashing(job, threads) -> None:
@@ -80,7 +69,7 @@ def test_a_crash_is_a_row_that_says_so(base, file, tmp_path, monkeypatch):
             job.process.kill()
 
     monkeypatch.setattr(grid, "start", crashing)
-    comparison = compare(question(base, file), tmp_path)
+    comparison = compare(question(tiny, films_file), tmp_path)
     status = {(run.method, run.seed): run.status for run in comparison.runs}
     assert status.pop(("lora", 1)) == "failed"
     assert "failed" not in status.values()
@@ -89,19 +78,19 @@ def test_a_crash_is_a_row_that_says_so(base, file, tmp_path, monkeypatch):
     write(comparison, tmp_path)
     assert "failed" in (tmp_path / "report.html").read_text()
     monkeypatch.setattr(grid, "start", start)
-    assert all(run.status != "failed" for run in compare(question(base, file), tmp_path).runs)
+    assert all(run.status != "failed" for run in compare(question(tiny, films_file), tmp_path).runs)
 
 
-def test_where_every_run_fails_the_reason_is_told(base, file, tmp_path, monkeypatch):
+def test_where_every_run_fails_the_reason_is_told(tiny, films_file, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(UserError, match="no run ended well; the first said: it ended with code 1"):
-        compare(question(base, file), tmp_path)
+        compare(question(tiny, films_file), tmp_path)
 
 
-def test_a_budget_of_parameters_sets_each_size(base, file, tmp_path):
-    jobs = question(base, file, methods=["lora", "adapter", "prompt", "prefix", "head"], budget="params=640").jobs(
-        tmp_path
-    )
+def test_a_budget_of_parameters_sets_each_size(tiny, films_file, tmp_path):
+    jobs = question(
+        tiny, films_file, methods=["lora", "adapter", "prompt", "prefix", "head"], budget="params=640"
+    ).jobs(tmp_path)
     sizes = {job.config.method["name"]: job.config.method for job in jobs}
     # width 16, 2 layers: LoRA on q and v 128 · rank, prompts 16 · tokens, prefixes 64 · length
     assert (sizes["lora"]["rank"], sizes["lora"]["alpha"]) == (5, 10)
@@ -111,8 +100,8 @@ def test_a_budget_of_parameters_sets_each_size(base, file, tmp_path):
     assert (tmp_path / "budget.json").is_file()
 
 
-def test_a_budget_of_seconds_sets_the_steps_once(base, file, tmp_path):
-    asked = question(base, file, methods=["head"], budget="seconds=0.5")
+def test_a_budget_of_seconds_sets_the_steps_once(tiny, films_file, tmp_path):
+    asked = question(tiny, films_file, methods=["head"], budget="seconds=0.5")
     first, second = ([job.config.train.steps for job in asked.jobs(tmp_path)] for _ in range(2))
     assert first == second
     assert first[0] > 5
@@ -126,9 +115,9 @@ def test_a_budget_of_seconds_sets_the_steps_once(base, file, tmp_path):
         ("params=-3", "--budget 'params=-3' has no amount"),
     ],
 )
-def test_a_budget_that_is_none(base, file, tmp_path, budget, message):
+def test_a_budget_that_is_none(tiny, films_file, tmp_path, budget, message):
     with pytest.raises(UserError, match=message):
-        question(base, file, budget=budget).jobs(tmp_path)
+        question(tiny, films_file, budget=budget).jobs(tmp_path)
 
 
 def command(base: Path, file: Path, out: Path, *more: str) -> list[str]:
@@ -136,16 +125,16 @@ def command(base: Path, file: Path, out: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "peftlab", "compare", "--task", str(file), *columns, *more]
 
 
-def test_stopped_and_called_again_it_goes_on(base, file, tmp_path):
+def test_stopped_and_called_again_it_goes_on(tiny, films_file, tmp_path):
     """SIGINT: the runs save, the exit code is 130; the same command then has the result of one that was not stopped."""
     more = ["--methods", "lora,prefix", "--steps", "400", "--limit", "50"]
-    process = subprocess.Popen(command(base, file, tmp_path / "a", *more), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(tiny, films_file, tmp_path / "a", *more), stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 90
     while not list((tmp_path / "a").glob("runs/*/metrics.jsonl")):
         assert process.poll() is None
         assert time.monotonic() < end
         time.sleep(0.05)
-    blocked = subprocess.run(command(base, file, tmp_path / "a", *more), capture_output=True, text=True)
+    blocked = subprocess.run(command(tiny, films_file, tmp_path / "a", *more), capture_output=True, text=True)
     assert blocked.returncode == 2
     assert "is in use by another process: wait for it, or choose another --out" in blocked.stderr
     process.send_signal(signal.SIGINT)
@@ -154,20 +143,20 @@ def test_stopped_and_called_again_it_goes_on(base, file, tmp_path):
     assert "the runs so far are saved in" in errors
     assert list((tmp_path / "a").glob("runs/*/checkpoints/step-*"))
     for out in ("a", "b"):
-        subprocess.run(command(base, file, tmp_path / out, *more), check=True, capture_output=True)
+        subprocess.run(command(tiny, films_file, tmp_path / out, *more), check=True, capture_output=True)
     rows = [json.loads((tmp_path / out / "results.json").read_text()) for out in ("a", "b")]
     kept = ("method", "task", "seed", "accuracy", "f1", "trainable")
     assert [[row[key] for key in kept] for row in rows[0]] == [[row[key] for key in kept] for row in rows[1]]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a terminal of its own needs a pseudo-terminal")
-def test_on_a_terminal_there_is_a_live_table(base, file, tmp_path):
+def test_on_a_terminal_there_is_a_live_table(tiny, films_file, tmp_path):
     import pty
 
     master, slave = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
     process = subprocess.Popen(
-        command(base, file, tmp_path, "--methods", "head", "--steps", "5"),
+        command(tiny, films_file, tmp_path, "--methods", "head", "--steps", "5"),
         stdout=slave,
         stderr=slave,
         env=environment,

@@ -1,22 +1,16 @@
 """A user's mistakes with `peftlab compare`: one sentence with file, row and column, exit code 2, before any run."""
 
 import sys
-from pathlib import Path
 
 import pytest
-from small import write_base, write_films
+from small import write_films
 
 from peftlab import cli
 from peftlab.compare import grid
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, minilm) -> Path:
-    return write_base(tmp_path_factory.mktemp("base"), minilm)
-
-
 @pytest.fixture
-def call(base, tmp_path, monkeypatch, capsys):
+def call(tiny, tmp_path, monkeypatch, capsys):
     """The command line in this process; gives what it said on standard error. No run is ever started."""
 
     def started(*_) -> None:
@@ -25,7 +19,7 @@ def call(base, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(grid, "start", started)
 
     def call(*arguments: str) -> str:
-        more = ("--base", str(base), "--out", str(tmp_path / "out"))
+        more = ("--base", str(tiny), "--out", str(tmp_path / "out"))
         monkeypatch.setattr(sys, "argv", ["peftlab", "compare", *arguments, *more])
         with pytest.raises(SystemExit) as ended:
             cli.main()
@@ -99,7 +93,7 @@ def test_an_option_that_cannot_be_used(call, tmp_path, arguments, message):
     assert message in call(*task, *arguments)
 
 
-def test_what_is_unusual_but_right_is_taken(base, tmp_path, monkeypatch, capsys):
+def test_what_is_unusual_but_right_is_taken(tiny, tmp_path, monkeypatch, capsys):
     """A byte order mark; test rows that are training rows, with a warning."""
     films = write_films(tmp_path / "films.csv")
     films.write_bytes(b"\xef\xbb\xbf" + films.read_bytes())
@@ -107,7 +101,7 @@ def test_what_is_unusual_but_right_is_taken(base, tmp_path, monkeypatch, capsys)
     test.write_text("review,verdict\n" + "\n".join(films.read_text("utf-8-sig").splitlines()[1:4]) + "\nnew,bad\n")
     monkeypatch.setattr(grid, "start", lambda *_: (_ for _ in ()).throw(StopIteration))
     columns = ["--text", "review", "--label", "verdict", "--test", str(test)]
-    arguments = ["compare", "--task", str(films), *columns, "--base", str(base), "--out", str(tmp_path / "out")]
+    arguments = ["compare", "--task", str(films), *columns, "--base", str(tiny), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["peftlab", *arguments])
     with pytest.raises((StopIteration, RuntimeError)):
         cli.main()

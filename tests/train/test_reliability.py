@@ -25,16 +25,6 @@ from peftlab.train.run import run
 BACKWARD = loop.backward
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, minilm) -> Path:
-    return write_base(tmp_path_factory.mktemp("base"), minilm)
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory) -> Path:
-    return write_films(tmp_path_factory.mktemp("data") / "films.csv")
-
-
 def state(number: float) -> State:
     return State({"w": torch.full((100,), number), "b": torch.zeros(3)}, {"progress": {"step": number}})
 
@@ -154,9 +144,9 @@ main()
 """
 
 
-def test_a_disk_that_fills_up_while_training(base, file, tmp_path):
+def test_a_disk_that_fills_up_while_training(tiny, films_file, tmp_path):
     """Files may have 300 kB, a checkpoint of all weights needs 8 MB: no success is told, and what was saved stays."""
-    config = films(base, file, "full", checkpoint=0)
+    config = films(tiny, films_file, "full", checkpoint=0)
     (tmp_path / "asked.toml").write_text(config.to_toml())
     calls = []
 
@@ -187,12 +177,12 @@ def test_a_disk_that_fills_up_while_training(base, file, tmp_path):
 
 @pytest.mark.parametrize("what", ["loss", "gradient", "input"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_number_that_is_none_is_caught_at_its_step(base, file, tmp_path, monkeypatch, what, bad):
+def test_a_number_that_is_none_is_caught_at_its_step(tiny, films_file, tmp_path, monkeypatch, what, bad):
     inject(monkeypatch, what, bad, step=4)
     with pytest.raises(UserError, match=r"not finite at step 4 \(rows \d+(, \d+)+ of the training file\)"):
-        run(films(base, file), tmp_path / "stop")
+        run(films(tiny, films_file), tmp_path / "stop")
     inject(monkeypatch, what, bad, step=4)
-    result = run(films(base, file, nonfinite="skip"), tmp_path / "skip")
+    result = run(films(tiny, films_file, nonfinite="skip"), tmp_path / "skip")
     assert result["skipped"] == [4]
     assert result["steps"] == 13
     assert all(map(torch.isfinite, map(torch.tensor, (point["loss"] for point in result["curve"]))))
@@ -227,7 +217,7 @@ def inject(monkeypatch, what: str, bad: float, step: int) -> None:
     monkeypatch.setattr(loop, "backward", spoiled)
 
 
-def test_where_memory_runs_out_steps_get_smaller_parts(base, file, tmp_path, monkeypatch):
+def test_where_memory_runs_out_steps_get_smaller_parts(tiny, films_file, tmp_path, monkeypatch):
     backward = loop.backward
 
     def greedy(model, data, rows, parts, precision):
@@ -236,14 +226,14 @@ def test_where_memory_runs_out_steps_get_smaller_parts(base, file, tmp_path, mon
             raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
         return loss
 
-    expected = run(films(base, file, accumulate=8), tmp_path / "eight")
+    expected = run(films(tiny, films_file, accumulate=8), tmp_path / "eight")
     monkeypatch.setattr(loop, "backward", greedy)
-    result = run(films(base, file), tmp_path / "two")
+    result = run(films(tiny, films_file), tmp_path / "two")
     assert result["parts"] == 8
     assert result["curve"] == expected["curve"]
     monkeypatch.setattr(loop, "backward", lambda *_: (_ for _ in ()).throw(MemoryError()))
     with pytest.raises(UserError, match="memory does not suffice for a single row"):
-        run(films(base, file), tmp_path / "none")
+        run(films(tiny, films_file), tmp_path / "none")
 
 
 STARVED = """

@@ -20,16 +20,6 @@ from peftlab.train.config import Config
 from peftlab.train.run import run
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, minilm) -> Path:
-    return write_base(tmp_path_factory.mktemp("base"), minilm)
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory) -> Path:
-    return write_films(tmp_path_factory.mktemp("data") / "films.csv")
-
-
 @pytest.fixture
 def final(monkeypatch) -> dict[str, State]:
     """The state at the end of the last training: weights, optimizer, random generators, losses."""
@@ -68,8 +58,8 @@ def interrupt(config: Config, folder: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["lora", "p_tuning", "full", "slow_start"])
-def test_interrupted_after_every_step(method, base, file, tmp_path, final):
-    config = films(base, file, method)
+def test_interrupted_after_every_step(method, tiny, films_file, tmp_path, final):
+    config = films(tiny, films_file, method)
     run(config, tmp_path / "whole")
     expected, whole = final["state"], bits(tmp_path / "whole")
     for step in range(1, 14) if method == "lora" else (2, 5, 6, 13):  # 5 and 10 are evaluated, 6 ends an epoch
@@ -81,8 +71,8 @@ def test_interrupted_after_every_step(method, base, file, tmp_path, final):
         assert not (folder / "checkpoints").exists()
 
 
-def test_interrupted_again_and_again(base, file, tmp_path, final):
-    config = films(base, file)
+def test_interrupted_again_and_again(tiny, films_file, tmp_path, final):
+    config = films(tiny, films_file)
     run(config, tmp_path / "whole")
     expected = final["state"]
     for step in range(1, 14):
@@ -93,8 +83,8 @@ def test_interrupted_again_and_again(base, file, tmp_path, final):
 
 
 @pytest.mark.parametrize("number", range(1, 5))
-def test_interrupted_during_an_evaluation_or_the_test(number, base, file, tmp_path, final, monkeypatch):
-    config = films(base, file)
+def test_interrupted_during_an_evaluation_or_the_test(number, tiny, films_file, tmp_path, final, monkeypatch):
+    config = films(tiny, films_file)
     run(config, tmp_path / "whole")
     expected = final["state"]
     calls = []
@@ -116,15 +106,15 @@ def test_interrupted_during_an_evaluation_or_the_test(number, base, file, tmp_pa
     assert bits(tmp_path / "part") == bits(tmp_path / "whole")
 
 
-def test_a_checkpoint_after_each_step_changes_nothing(base, file, tmp_path):
-    run(films(base, file), tmp_path / "none")
-    run(films(base, file, checkpoint=0), tmp_path / "each")
+def test_a_checkpoint_after_each_step_changes_nothing(tiny, films_file, tmp_path):
+    run(films(tiny, films_file), tmp_path / "none")
+    run(films(tiny, films_file, checkpoint=0), tmp_path / "each")
     assert bits(tmp_path / "none") == bits(tmp_path / "each")
 
 
-def test_signals_of_a_real_process(base, file, tmp_path):
+def test_signals_of_a_real_process(tiny, films_file, tmp_path):
     """SIGTERM: 143; SIGINT: 130; both say what is saved; a second SIGINT stops at once."""
-    config = films(base, file, steps=100_000, evaluations=1)
+    config = films(tiny, films_file, steps=100_000, evaluations=1)
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         process = start(config, tmp_path)
         process.send_signal(number)
@@ -135,7 +125,7 @@ def test_signals_of_a_real_process(base, file, tmp_path):
         assert Checkpoints(tmp_path / "run" / "checkpoints", "").there()
 
 
-def test_a_second_interrupt_stops_at_once(base, file, tmp_path):
+def test_a_second_interrupt_stops_at_once():
     """The first is answered between two steps; one that never ends leaves the second."""
     code = "import time; from peftlab.train.stop import stopping\nwith stopping(): print(flush=True); time.sleep(60)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -163,47 +153,47 @@ def start(config: Config, folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_two_processes_do_not_share_a_folder(base, file, tmp_path):
-    process = start(films(base, file, steps=100_000, evaluations=1), tmp_path)
+def test_two_processes_do_not_share_a_folder(tiny, films_file, tmp_path):
+    process = start(films(tiny, films_file, steps=100_000, evaluations=1), tmp_path)
     try:
         with pytest.raises(UserError, match="is in use by another process: wait for it, or choose another --out"):
-            run(films(base, file, steps=100_000, evaluations=1), tmp_path / "run")
+            run(films(tiny, films_file, steps=100_000, evaluations=1), tmp_path / "run")
     finally:
         process.kill()
         process.communicate()
 
 
-def test_another_configuration_does_not_go_on_from_it(base, file, tmp_path):
-    interrupt(films(base, file), tmp_path / "run", 5)
+def test_another_configuration_does_not_go_on_from_it(tiny, films_file, tmp_path):
+    interrupt(films(tiny, films_file), tmp_path / "run", 5)
     with pytest.raises(UserError, match=r"there train.seed is 0, here 1; choose another --out, or delete it"):
-        run(films(base, file, seed=1), tmp_path / "run")
-    with file.open("a") as more:
+        run(films(tiny, films_file, seed=1), tmp_path / "run")
+    with films_file.open("a") as more:
         more.write("one more film,good\n")
     try:
         with pytest.raises(UserError, match="checkpoints belongs to another base, other data or another version"):
-            run(films(base, file), tmp_path / "run")
+            run(films(tiny, films_file), tmp_path / "run")
     finally:
-        write_films(file)
-    assert run(films(base, file), tmp_path / "run")["steps"] == 13
+        write_films(films_file)
+    assert run(films(tiny, films_file), tmp_path / "run")["steps"] == 13
 
 
-def test_another_base_of_the_same_name_does_not_go_on_from_it(minilm, file, tmp_path):
+def test_another_base_of_the_same_name_does_not_go_on_from_it(minilm, films_file, tmp_path):
     base = write_base(tmp_path / "base", minilm)
-    interrupt(films(base, file), tmp_path / "run", 5)
+    interrupt(films(base, films_file), tmp_path / "run", 5)
     weights = (base / "model.safetensors").read_bytes()
     (base / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     with pytest.raises(UserError, match="checkpoints belongs to another base, other data or another version"):
-        run(films(base, file), tmp_path / "run")
+        run(films(base, films_file), tmp_path / "run")
     (base / "model.safetensors").write_bytes(weights)
-    run(films(base, file), tmp_path / "run")
+    run(films(base, films_file), tmp_path / "run")
     (base / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     with pytest.raises(UserError, match="holds a run on other data or another base of the same name"):
-        run(films(base, file), tmp_path / "run")
+        run(films(base, films_file), tmp_path / "run")
 
 
-def test_what_was_left_to_the_machine_stays_as_it_was(base, file, tmp_path, monkeypatch):
+def test_what_was_left_to_the_machine_stays_as_it_was(tiny, films_file, tmp_path, monkeypatch):
     """Threads and precision that nobody asked for are written down, and kept on a machine that has others."""
-    config = films(base, file, threads=None)
+    config = films(tiny, films_file, threads=None)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     interrupt(config, tmp_path / "run", 5)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
