@@ -7,7 +7,14 @@ import sys
 
 import torch
 
-SIGNS = ("can't allocate memory", "not enough memory", "out of memory", "bad allocation", "bad_alloc")
+SIGNS = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad allocation",
+    "bad_alloc",
+    "could not create a primitive",  # how oneDNN says it, in the middle of a matrix product
+)
 
 
 def out_of_memory(error: BaseException) -> bool:
