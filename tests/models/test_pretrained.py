@@ -175,7 +175,7 @@ def edit(folder: Path, **changes) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "bart"}, "unknown architecture in .*config.json .* 'bart': did you mean 'bert'"),
+        ({"model_type": "berta"}, "unknown architecture in .*config.json .* 'berta': did you mean 'bert'"),
         ({"model_type": "gone"}, "unknown architecture"),
         ({"hidden_size": "gone"}, "has no 'hidden_size'"),
         ({"hidden_size": "wide"}, "hidden_size in .* is 'wide'"),

@@ -49,3 +49,23 @@ class Batch:
         """The same batch on a device."""
         segments = None if self.segments is None else self.segments.to(device)
         return replace(self, ids=self.ids.to(device), mask=self.mask.to(device), segments=segments)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A batch to read and the batch to write, row by row: what a model learns that turns one text into another."""
+
+    source: Batch
+    target: Batch
+    """what the decoder is given: the start mark, then the text without its last token"""
+
+    def __post_init__(self) -> None:
+        if len(self.source) != len(self.target):
+            raise UserError(f"{len(self.source)} sources and {len(self.target)} targets: there must be as many")
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def to(self, device: torch.device | str) -> "Pair":
+        """The same on a device."""
+        return Pair(self.source.to(device), self.target.to(device))

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.errors import UserError
+from peftlab.layers.cache import Fixed, Growing
 from peftlab.layers.dropout import dropout as drop
 from peftlab.layers.linear import Linear
 from peftlab.layers.site import KVSite, Route, hide_empty_sites
@@ -108,13 +109,15 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         route: Route | None = None,
         looks: list[Look] | None = None,
+        kept: Growing | Fixed | None = None,
     ) -> Tensor:
         """x [B, Tq, D], memory [B, Tk, D], mask [B, 1, Tq or 1, Tk] → [B, Tq, D].
 
-        With a list for `looks` the slow path runs and leaves its `Look` there.
+        With a list for `looks` the slow path runs and leaves its `Look` there. With `kept` the keys and values of
+        earlier calls are seen too; those of a prefix are never among them.
         """
-        memory = x if memory is None else memory
-        q, k, v = self.q(x, route), self.k(memory, route), self.v(memory, route)
+        q = self.q(x, route)
+        k, v = self.keys_values(x if memory is None else memory, route, kept)
         k, v, mask = self.kv(k, v, mask, route)
         q, k, v = self.score(self.split(q)), self.split(k), self.split(v)
         dropout = self.dropout if self.training else 0.0
@@ -126,6 +129,13 @@ class Attention(nn.Module):
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=self.score.scale)
         return self.o(mixed.transpose(1, 2).flatten(2), route)
+
+    def keys_values(self, memory: Tensor, route: Route | None, kept: Growing | Fixed | None) -> tuple[Tensor, Tensor]:
+        """[B, Tk, D] each."""
+        if kept is not None and kept.complete is not None:
+            return kept.complete
+        k, v = self.k(memory, route), self.v(memory, route)
+        return (k, v) if kept is None else kept.add(k, v)
 
     def split(self, t: Tensor) -> Tensor:
         """[B, T, D] → [B, H, T, d]: head h takes the h-th slice of the width."""

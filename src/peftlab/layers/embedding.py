@@ -7,6 +7,8 @@ Shapes: B rows, T tokens, n virtual tokens, E embedding width, D model width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,6 +29,12 @@ def sinusoids(count: int, dim: int) -> Tensor:
     return torch.stack([torch.sin(t * rate), torch.cos(t * rate)], -1).flatten(1)[:, :dim].float()
 
 
+def halves(count: int, dim: int) -> Tensor:
+    """[count, dim]: the same numbers, all sines before all cosines."""
+    table = sinusoids(count, dim)
+    return torch.cat([table[:, 0::2], table[:, 1::2]], 1)
+
+
 class Table(nn.Embedding):
     """A learned vector for each number."""
 
@@ -39,13 +47,13 @@ class Table(nn.Embedding):
 class SinusoidalPositions(nn.Module):
     """Fixed: not a parameter and not part of a checkpoint."""
 
-    def __init__(self, count: int, dim: int) -> None:
+    def __init__(self, count: int, dim: int, make: Callable[[int, int], Tensor] = sinusoids) -> None:
         super().__init__()
         self.count = count
-        self.register_buffer("table", sinusoids(count, dim), persistent=False)
+        self.register_buffer("table", make(count, dim), persistent=False)
         self.table: Tensor
 
-    def forward(self, positions: Tensor, mask: Tensor) -> Tensor | float:
+    def forward(self, positions: Tensor, mask: Tensor | None) -> Tensor | float:
         """[B, T] → [B, T, E]."""
         return self.table[positions]
 
@@ -60,10 +68,11 @@ class LearnedPositions(Table):
         super().__init__(offset + count, dim)
         self.count, self.offset = count, offset
 
-    def forward(self, positions: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
-        """[B, T] → [B, T, E]."""
+    def forward(self, positions: Tensor, mask: Tensor | None) -> Tensor:  # type: ignore[override]
+        """[B, T] → [B, T, E]; mask [B, T] is True at real tokens, None where all are."""
         if self.offset:
-            positions = torch.where(mask, positions + self.offset, self.offset - 1)
+            positions = positions + self.offset
+            positions = positions if mask is None else torch.where(mask, positions, self.offset - 1)
         return super().forward(positions)
 
 
@@ -74,8 +83,16 @@ class NoPositions(nn.Module):
         super().__init__()
         self.count = count
 
-    def forward(self, positions: Tensor, mask: Tensor) -> Tensor | float:
+    def forward(self, positions: Tensor, mask: Tensor | None) -> Tensor | float:
         return 0.0
+
+
+POSITIONS: dict[str, Callable[[int, int], nn.Module]] = {
+    "learned": LearnedPositions,
+    "sinusoidal": SinusoidalPositions,
+    "halves": partial(SinusoidalPositions, make=halves),
+    "none": NoPositions,
+}
 
 
 def no_tokenizer(text: str) -> list[int]:
@@ -96,6 +113,16 @@ class Embedded(NamedTuple):
     """n"""
     first: Tensor
     """[B] the place that a head reads as the row's first"""
+    shift: Tensor | None
+    """[B] by how much virtual tokens move the positions of the real ones"""
+
+
+def outside(ids: Tensor | None, table: Table | None) -> int | None:
+    """A number that the table has no vector for; None if it has one for each, or where one of the two is missing."""
+    if ids is None or table is None:
+        return None
+    low, high = int(ids.min()), int(ids.max())
+    return low if low < 0 else high if high >= table.num_embeddings else None
 
 
 class Embedding(nn.Module):
@@ -109,9 +136,11 @@ class Embedding(nn.Module):
         norm: nn.Module,
         dropout: float,
         project: Linear | None = None,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         self.words = words
+        self.scale = scale
         self.tokens = TokensSite()
         self.positions = positions
         self.segments = segments
@@ -123,9 +152,9 @@ class Embedding(nn.Module):
     def forward(self, batch: Batch, route: Route | None = None) -> Embedded:
         B, T = batch.ids.shape
         virtual = self.tokens(B, route)
-        moved = 0 if virtual is None or torch.compiler.is_compiling() else int(virtual.shift.max())
-        self.check_length(T, moved)
-        x, mask, full, n = self.words(batch.ids), batch.mask, batch.full, 0
+        if not torch.compiler.is_compiling():
+            self.check(batch, 0 if virtual is None else int(virtual.shift.max()))
+        x, mask, full, n = self.vectors(batch.ids), batch.mask, batch.full, 0
         # positions count from the row's first real token, so that padding on the left changes nothing
         start = mask.int().argmax(1)
         positions = torch.arange(T, device=x.device)[None]
@@ -145,10 +174,29 @@ class Embedding(nn.Module):
             mask, full = torch.cat([virtual.mask, mask], 1), full and virtual.full
             first = torch.where(virtual.placed.any(1), virtual.placed.int().argmax(1) if n else n + start, n + start)
         x = self.project(self.dropout(self.norm(x, mask, route)), route)
-        return Embedded(x, mask, full, n, first)
+        return Embedded(x, mask, full, n, first, None if virtual is None else virtual.shift)
 
-    def check_length(self, T: int, moved: int) -> None:
-        """More tokens than positions is the user's mistake, told before the lookup fails."""
+    def at(self, ids: Tensor, positions: Tensor, route: Route | None = None) -> Tensor:
+        """Real tokens at given positions, [B, T] each → [B, T, D]: how a decoder goes on with a text."""
+        x = self.vectors(ids) + (0.0 if self.segments is None else self.segments.weight[0])
+        x = x + self.positions(positions, None)
+        return self.project(self.dropout(self.norm(x, None, route)), route)
+
+    def vectors(self, ids: Tensor) -> Tensor:
+        """[B, T] → [B, T, E]."""
+        x = self.words(ids)
+        return x if self.scale == 1.0 else x * self.scale
+
+    def check(self, batch: Batch, moved: int) -> None:
+        """The user's mistakes that a lookup would answer with an index error."""
+        if (wrong := outside(batch.ids, self.words)) is not None:
+            raise UserError(
+                f"token id {wrong} is outside the vocabulary: ids go from 0 to {self.words.num_embeddings - 1}"
+            )
+        if (wrong := outside(batch.segments, self.segments)) is not None:
+            count = 0 if self.segments is None else self.segments.num_embeddings
+            raise UserError(f"segment {wrong} is outside the model's {count} segment(s): give segments=None")
+        T = batch.ids.shape[1]
         if T + moved > self.positions.count:  # type: ignore[operator]
             extra = f", moved by {moved} virtual ones," if moved else ""
             raise UserError(

@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from peftlab.errors import UserError
 from peftlab.layers.addition import Addition, KeysValues, Logits, States, Virtual
 
 
@@ -56,6 +57,12 @@ class Route:
     rows: int
     parts: dict[str, tuple[Callable[..., Any], ...]] = field(default_factory=dict)
     """address → the mixed additions that act there, one a group"""
+
+
+def check_route(route: Route | None, rows: int) -> None:
+    """A route names an adapter for each row of a batch."""
+    if route is not None and route.rows != rows and not torch.compiler.is_compiling():
+        raise UserError(f"{route.rows} adapters are named for a batch of {rows} rows: name one a row, or None")
 
 
 class Site(nn.ModuleDict):

@@ -19,7 +19,7 @@ from peftlab.data.files import check_manifest, make_folder, sha256, write_bytes,
 from peftlab.data.sources import fetch_base
 from peftlab.data.tensors import weight_files
 from peftlab.data.tokenizer import Tokenizer
-from peftlab.models.encoder import Encoder, EncoderConfig
+from peftlab.layers.embedding import Embedding
 from peftlab.models.heads import ClassifierHead
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
 from peftlab.models.sentence import model_files
@@ -33,15 +33,16 @@ class Base:
 
     name: str
     """what it was loaded by"""
-    model: Encoder
+    model: Any
+    """an `Encoder`, a `Decoder` or a `Seq2Seq`"""
     tokenizer: Tokenizer
     family: str
-    """the published family: bert, roberta, electra, distilbert"""
+    """the published family (`models/families.py`)"""
     settings: dict[str, Any]
     """the checkpoint's own config.json, kept for writing it again"""
 
     @property
-    def config(self) -> EncoderConfig:
+    def config(self) -> Any:
         """The model's configuration."""
         return self.model.config
 
@@ -63,7 +64,7 @@ class Base:
         """How many tokens a text may have: the positions, less those that active virtual tokens take."""
         site = self.model.embedding.tokens
         taken = sum(addition.moves for name in site.active if (addition := site.get(name)) is not None)
-        return self.config.max_length - taken
+        return int(self.model.embedding.positions.count) - taken
 
     def save(self, folder: str | Path, head: str | None = None, max_length: int | None = None) -> None:
         """Write model, configuration and tokenizer as `transformers` reads them, with a manifest of their SHA-256.
@@ -108,5 +109,7 @@ def load(name: str | Path) -> Base:
     check_manifest(folder)
     model, family, settings = load_checkpoint(folder)
     tokenizer = Tokenizer.load(folder)
-    model.embedding.tokenise = tokenizer.ids
+    for module in model.modules():
+        if isinstance(module, Embedding):
+            module.tokenise = tokenizer.ids
     return Base(str(name), model, tokenizer, family, settings)

@@ -28,8 +28,12 @@ class Output:
     """[B, D] what the base's own pooler makes of the first token; None where the family has none"""
     attention: tuple[Tensor, ...] | None = None
     """one [B, H, T, virtual + T] a layer, on request: the columns of virtual tokens and prefixes come first"""
+    cross: tuple[Tensor, ...] | None = None
+    """of an encoder–decoder, one [B, H, T, virtual + S] a layer of the decoder: where it looks in the source"""
+    source: tuple[Tensor, ...] | None = None
+    """and one [B, H, S, virtual + S] a layer of the encoder"""
     scores: Tensor | None = None
-    """[B, L] the heads' output, as wide as the widest; `logits` is what to read"""
+    """[B, L] the heads' output, as wide as the widest, or [B, T, V] of the next token; `logits` is what to read"""
     counts: Tensor | None = None
     """[B] how many of a row's scores count; None: all"""
 
@@ -76,6 +80,9 @@ class Attached:
 class Model(nn.Module):
     """A base with sites. Subclasses name their sites when they are built (`layers.site.name_sites`)."""
 
+    config: Any
+    """the choices it was built from"""
+
     def __init__(self) -> None:
         super().__init__()
         self.adapters: dict[str, Attached] = {}
@@ -96,6 +103,11 @@ class Model(nn.Module):
     def sites(self) -> dict[str, Site]:
         """Every site by its address."""
         return {key: place.site for key, place in self.places().items()}
+
+    @property
+    def head_address(self) -> str | None:
+        """Where a task's head goes; None where it has no place for one."""
+        return next((key for key, site in self.sites().items() if site.kind == "head"), None)
 
     def additions(self, name: str) -> dict[str, Addition]:
         """What an adapter put where."""

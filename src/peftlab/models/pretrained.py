@@ -13,7 +13,7 @@ import json
 import math
 import re
 import warnings
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,172 +23,51 @@ from torch import Tensor
 from peftlab.data.files import make_folder, read_object, write_text
 from peftlab.data.tensors import Tensors, write_tensors
 from peftlab.errors import UserError, unknown
-from peftlab.layers.site import Address
-from peftlab.models.encoder import Encoder, EncoderConfig
+from peftlab.models.families import FAMILIES, Family
+from peftlab.models.model import Model
 
-BLOCK = {
-    "self_attention.sublayer.q": "attention.self.query",
-    "self_attention.sublayer.k": "attention.self.key",
-    "self_attention.sublayer.v": "attention.self.value",
-    "self_attention.sublayer.o": "attention.output.dense",
-    "self_attention.norm": "attention.output.LayerNorm",
-    "feedforward.sublayer.up": "intermediate.dense",
-    "feedforward.sublayer.down": "output.dense",
-    "feedforward.norm": "output.LayerNorm",
-}
-OUTSIDE = {
-    "embedding.words": "embeddings.word_embeddings",
-    "embedding.positions": "embeddings.position_embeddings",
-    "embedding.segments": "embeddings.token_type_embeddings",
-    "embedding.norm": "embeddings.LayerNorm",
-    "embedding.project": "embeddings_project",
-    "pooler.dense": "pooler.dense",
-}
-SETTINGS = {
-    "vocab": "vocab_size",
-    "dim": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "inner": "intermediate_size",
-    "activation": "hidden_act",
-    "max_length": "max_position_embeddings",
-    "segments": "type_vocab_size",
-    "norm_eps": "layer_norm_eps",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "pad": "pad_token_id",
-    "init_std": "initializer_range",
-}
-
-
-@dataclass(frozen=True)
-class Family:
-    """How one family of published checkpoints names what we have."""
-
-    architecture: str
-    """the class in `transformers` that holds the base alone"""
-    prefix: str
-    """what stands before the base's names in a checkpoint with a head"""
-    block: dict[str, str] = field(default_factory=lambda: BLOCK)
-    """our part of a block → theirs"""
-    outside: dict[str, str] = field(default_factory=lambda: OUTSIDE)
-    """our part outside the blocks → theirs"""
-    layers: str = "encoder.layer."
-    """what stands before a block's number"""
-    settings: dict[str, str] = field(default_factory=lambda: SETTINGS)
-    """our field → their key in config.json"""
-    fixed: dict[str, Any] = field(default_factory=dict)
-    """fields of ours that are the same in every checkpoint of the family"""
-    head: dict[str, str] = field(default_factory=lambda: {"dense": "pooler.dense", "out": "classifier"})
-    """our part of a classifier → theirs"""
-    past_keys: bool = True
-    """whether its class in `transformers` takes keys and values of earlier tokens"""
-    pads_positions: bool = False
-    """the table of positions starts behind the padding token's row: offset = pad + 1"""
-
-    def module(self, address: Address) -> str | None:
-        """A site's address → the module in the base of `transformers`, None where it has none of its own."""
-        part, sublayer = (
-            f"sublayer.{address.part}",
-            {"self": "self_attention", "ff": "feedforward"}.get(address.sublayer),
-        )
-        for ours in (f"{sublayer}.{part}", f"{sublayer}.{address.part}"):
-            if address.layer is not None and ours in self.block:
-                return f"{self.layers}{address.layer}.{self.block[ours]}"
-        return self.outside.get(f"{address.sublayer}.{address.part}")
-
-    def published(self, name: str) -> str:
-        """Our name of a tensor → theirs: `blocks.3.feedforward.norm.bias` → `encoder.layer.3.output.LayerNorm.bias`."""
-        module, _, leaf = name.rpartition(".")
-        block = re.fullmatch(r"blocks\.(\d+)\.(.+)", module)
-        theirs = f"{self.layers}{block[1]}.{self.block[block[2]]}" if block else self.outside[module]
-        return f"{theirs}.{leaf}"
-
-
-DENSE_HEAD = {"dense": "classifier.dense", "out": "classifier.out_proj"}
-FAMILIES = {
-    "bert": Family("BertModel", "bert."),
-    "roberta": Family("RobertaModel", "roberta.", fixed={"head": "tanh"}, head=DENSE_HEAD, pads_positions=True),
-    "electra": Family(
-        "ElectraModel",
-        "electra.",
-        settings={**SETTINGS, "embedding_dim": "embedding_size"},
-        fixed={"head": "gelu"},
-        head=DENSE_HEAD,
-    ),
-    "distilbert": Family(
-        "DistilBertModel",
-        "distilbert.",
-        block={
-            "self_attention.sublayer.q": "attention.q_lin",
-            "self_attention.sublayer.k": "attention.k_lin",
-            "self_attention.sublayer.v": "attention.v_lin",
-            "self_attention.sublayer.o": "attention.out_lin",
-            "self_attention.norm": "sa_layer_norm",
-            "feedforward.sublayer.up": "ffn.lin1",
-            "feedforward.sublayer.down": "ffn.lin2",
-            "feedforward.norm": "output_layer_norm",
-        },
-        layers="transformer.layer.",
-        settings={
-            "vocab": "vocab_size",
-            "dim": "dim",
-            "layers": "n_layers",
-            "heads": "n_heads",
-            "inner": "hidden_dim",
-            "activation": "activation",
-            "max_length": "max_position_embeddings",
-            "dropout": "dropout",
-            "attention_dropout": "attention_dropout",
-            "pad": "pad_token_id",
-            "init_std": "initializer_range",
-        },
-        fixed={"segments": 0, "norm_eps": 1e-12, "head": "relu"},
-        head={"dense": "pre_classifier", "out": "classifier"},
-        past_keys=False,
-    ),
-}
 REQUIRED = ("vocab", "dim", "layers", "heads", "inner")
-BUFFERS = {"embeddings.position_ids", "embeddings.token_type_ids"}
 LARGEST = 10_000_000
 
 
-def load_checkpoint(folder: Path) -> tuple[Encoder, str, dict[str, Any]]:
+def load_checkpoint(folder: Path) -> tuple[Any, str, dict[str, Any]]:
     """The model of a folder, its family, and its `config.json` as it stands there."""
     settings = read_object(folder / "config.json", "a base is a folder with config.json and model.safetensors")
     name = str(settings.get("model_type", ""))
     if name not in FAMILIES:
         raise unknown(f"architecture in {folder / 'config.json'} (model_type)", name, FAMILIES)
     family, tensors = FAMILIES[name], Tensors.in_folder(folder)
-    config = read_config(family, settings, folder / "config.json")
+    values = read_values(family, settings, folder / "config.json")
     theirs = base_names(family, tensors)
-    if config.layers > len(theirs):
-        raise UserError(
-            f"{folder / 'config.json'} says {config.layers} layers, the checkpoint has {len(theirs)} tensors"
-        )
-    config = replace(config, pooler=family.outside["pooler.dense"] + ".weight" in theirs)
+    for stack in values.values():
+        if stack["layers"] > len(theirs):
+            raise UserError(
+                f"{folder / 'config.json'} says {stack['layers']} layers, the checkpoint has {len(theirs)} tensors"
+            )
+    if "pooler.dense" in family.outside:
+        values[""]["pooler"] = family.outside["pooler.dense"] + ".weight" in theirs
     with torch.device("meta"):
-        model = Encoder(config)
-    wanted = {key: (family.published(key), tensor.shape) for key, tensor in model.state_dict().items()}
-    tensors.check({theirs.get(published, published): shape for published, shape in wanted.values()}, "config.json")
-    if extra := sorted(theirs.keys() - {published for published, _ in wanted.values()}):
+        model = family.build({stack: family.stacks[stack].config(**given) for stack, given in values.items()})
+    state = model.state_dict()
+    wanted = family.publish(state)
+    tensors.check({theirs.get(name, name): tensor.shape for name, tensor in wanted.items()}, "config.json")
+    if extra := sorted(theirs.keys() - wanted.keys()):
         raise UserError(f"{folder} has {len(extra)} tensors that its config.json has no place for, as {extra[0]}")
-    state = {key: tensors.read(theirs[published]) for key, (published, _) in wanted.items()}
-    model.load_state_dict(state, assign=True)
+    model.load_state_dict(family.adopt(state, lambda name: tensors.read(theirs[name])), assign=True)
     return model.requires_grad_(True).eval(), name, settings
 
 
 def save_checkpoint(
-    model: Encoder, name: str, settings: dict[str, Any], folder: Path, head: str | None = None
+    model: Model, name: str, settings: dict[str, Any], folder: Path, head: str | None = None
 ) -> list[str]:
     """Write `model.safetensors` and `config.json` for `transformers`; gives the names of the files.
 
     With `head`, the name of an adapter, its classifier is written too.
     """
     family = FAMILIES[name]
-    tensors = {family.published(key): tensor.detach().contiguous() for key, tensor in model.base_state().items()}
+    tensors = {key: tensor.detach().contiguous() for key, tensor in family.publish(model.base_state()).items()}
     written = (
-        settings | write_config(family, model.config) | {"model_type": name, "architectures": [family.architecture]}
+        settings | write_settings(family, model.config) | {"model_type": name, "architectures": [family.architecture]}
     )
     if head is not None:
         tensors, labels = with_head(family, tensors, model, head)
@@ -200,10 +79,11 @@ def save_checkpoint(
 
 
 def with_head(
-    family: Family, tensors: dict[str, Tensor], model: Encoder, name: str
+    family: Family, tensors: dict[str, Tensor], model: Model, name: str
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a classifier in `transformers`, and what its config.json says of the labels."""
-    head, about = model.head.get(name), model.adapters[name].head if name in model.adapters else None
+    about = model.adapters[name].head if name in model.adapters else None
+    head = None if about is None else model.additions(name)[model.head_address or ""]
     if head is None or about is None:
         raise UserError(f"adapter {name!r} has no head to save")
     if about.pool != "first":
@@ -219,56 +99,72 @@ def with_head(
     return tensors, about.settings | {"architectures": [architecture]}
 
 
-def read_config(family: Family, settings: dict[str, Any], path: Path) -> EncoderConfig:
-    """Their settings → our configuration, each value checked."""
-    if settings.get("position_embedding_type", "absolute") != "absolute" or settings.get("is_decoder"):
-        raise UserError(f"{path} asks for relative positions or a decoder: this encoder has absolute positions only")
-    values: dict[str, Any] = {"norm_eps": 1e-12, **family.fixed}
-    for ours, theirs in family.settings.items():
-        if theirs not in settings:
+def read_values(family: Family, settings: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
+    """Their settings → the fields of our configuration of each stack, each value checked."""
+    for key, value in family.demanded.items():
+        if settings.get(key, value) != value:
+            raise UserError(f"{key} in {path} is {settings[key]!r}: this model has it only as {value!r}")
+    found = {stack: read_stack(family, stack, settings, path) for stack in family.stacks}
+    if family.pads_positions:
+        values = found[""]
+        values["position_offset"] = values.get("pad", 1) + 1
+        values["max_length"] = values.get("max_length", 514) - values["position_offset"]
+    return found
+
+
+def read_stack(family: Family, stack: str, settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The fields of one stack's configuration."""
+    config, names = family.stacks[stack]
+    kinds = {field.name: str(field.type).split(" ")[0] for field in fields(config)}
+    values: dict[str, Any] = {key: value for key, value in family.fixed.items() if key in kinds}
+    for ours, theirs in names.items():
+        value, kind = settings.get(theirs), kinds[ours]
+        if value is None and ours in family.usual:
+            value = family.usual[ours](values)
+        if value is None:
             if ours in REQUIRED:
                 raise UserError(f"{path} has no {theirs!r}")
             continue
-        value, kind = settings[theirs], EncoderConfig.__annotations__[ours].split(" ")[0]
-        if value is None and ours == "pad":
-            value = 0
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         right = {
             "int": number and value == int(value) and 0 <= value <= LARGEST,
             "float": number and 0 <= value <= 1,
             "str": isinstance(value, str),
+            "bool": isinstance(value, bool),
         }[kind]
         if not right or (ours in REQUIRED and value == 0):
             raise UserError(f"{theirs} in {path} is {value!r}: it must be a sensible {kind}")
         values[ours] = int(value) if kind == "int" else value
-    if family.pads_positions:
-        values["position_offset"] = values.get("pad", 1) + 1
-        values["max_length"] = values.get("max_length", 514) - values["position_offset"]
-    return EncoderConfig(**values)
+    return values
 
 
-def write_config(family: Family, config: EncoderConfig) -> dict[str, Any]:
+def write_settings(family: Family, config: Any) -> dict[str, Any]:
     """Our configuration → their settings."""
-    ours = asdict(config)
-    if family.pads_positions:
-        ours["max_length"] += config.position_offset
-    ours["embedding_dim"] = config.embedding_dim or config.dim
-    return {theirs: ours[name] for name, theirs in family.settings.items()}
+    written: dict[str, Any] = {}
+    for stack, (_, names) in family.stacks.items():
+        ours = asdict(getattr(config, stack) if stack else config)
+        if family.pads_positions:
+            ours["max_length"] += ours["position_offset"]
+        ours["embedding_dim"] = ours["embedding_dim"] or ours["dim"]
+        written |= {theirs: ours[name] for name, theirs in names.items()}
+    return written
 
 
 def base_names(family: Family, tensors: Tensors) -> dict[str, str]:
     """The base's names without prefix and in today's spelling → the names in the file; a head's are left aside."""
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
-    roots = tuple({name.split(".")[0] + "." for name in (*family.outside.values(), family.layers)})
+    roots = tuple({re.split(r"[.{]", name)[0] for name in (*family.outside.values(), family.layers)})
     found, aside = {}, []
     for name in tensors:
         plain = name.removeprefix(prefix)
         plain = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", plain))  # as the first BERTs were saved
-        if name.startswith(prefix) and plain.startswith(roots):
+        if re.fullmatch(family.derived, plain):
+            continue
+        if name.startswith(prefix) and plain.split(".")[0] in roots:
             found[plain] = name
         else:
             aside.append(name)
     if aside:
         text = f"{tensors.folder}: {len(aside)} tensors are not the base's and are left aside, as {aside[0]}"
         warnings.warn(text, stacklevel=4)
-    return {plain: name for plain, name in found.items() if plain not in BUFFERS}
+    return found

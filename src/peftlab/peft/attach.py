@@ -37,12 +37,6 @@ def attach(model: Model, name: str, method: Method, head: Classifier | None = No
     put(model, name, method, head, build(model, method, head))
 
 
-def head_address(model: Model) -> str:
-    """Where the head goes."""
-    (key,) = (key for key, site in model.sites().items() if site.kind == "head")
-    return key
-
-
 def refuse_merged(model: Model, what: str) -> None:
     """Some things can't be done while the base's weights are not its own."""
     if model.merged:
@@ -59,7 +53,9 @@ def build(model: Model, method: Method, head: Classifier | None) -> dict[str, Ad
     if method.kinds and not built:
         raise UserError(f"{method!r} finds no place in this model: nothing would be attached")
     if head is not None:
-        built = {**built, head_address(model): head.build(model)}
+        if (place := model.head_address) is None:
+            raise UserError(f"{type(model).__name__} writes text and has no place for a head: attach without one")
+        built = {**built, place: head.build(model)}
     parameter = next(model.parameters())
     for addition in built.values():
         addition.to(parameter.device, parameter.dtype).train(model.training)
@@ -132,7 +128,7 @@ def merge(model: Model, name: str) -> Drift:
         raise UserError(f"adapter {name!r} is merged already")
     if name not in model.active:
         raise UserError(f"adapter {name!r} is not active, and merged it would act: activate it first")
-    head = head_address(model)
+    head = model.head_address
     stuck = [key for key, addition in model.additions(name).items() if not addition.mergeable and key != head]
     if stuck or model.adapters[name].method.trains_base:
         where = f": what it has at {stuck[0]} is no change of a weight" if stuck else ""

@@ -16,8 +16,8 @@ from torch import nn
 
 from peftlab.layers.addition import Addition
 from peftlab.layers.linear import Linear
+from peftlab.models.families import Family
 from peftlab.models.model import Model, Place
-from peftlab.models.pretrained import Family
 from peftlab.peft.changes import BiasChange, NormChange
 from peftlab.peft.method import Method, check_whole
 

@@ -40,7 +40,7 @@ from peftlab.models.heads import Classifier
 from peftlab.models.model import Model
 from peftlab.models.sentence import dense_folders
 from peftlab.peft import make_method
-from peftlab.peft.attach import build, check_name, detach, head_address, known, put, refuse_merged
+from peftlab.peft.attach import build, check_name, detach, known, put, refuse_merged
 from peftlab.peft.method import Method
 from peftlab.peft.probe import probe_ids, probe_output, replay
 from peftlab.peft.stock import CONFIG, MODEL, Read, from_stock, recoverable, stock_files, why_not_stock
@@ -192,7 +192,7 @@ def read_ours(base: Base, folder: Path, sidecar: Mapping[str, Any], side: Mappin
 def read_mean_head(base: Base, head: Classifier, folder: Path) -> dict[str, Tensor]:
     """The tensors of a head that stands beside stock's files."""
     return {
-        f"{head_address(base.model)}.{part}.{name.removeprefix('linear.')}": tensor
+        f"{base.model.head_address}.{part}.{name.removeprefix('linear.')}": tensor
         for part, place in dense_folders(head.activation(base.config)).items()
         for name, tensor in read_tensors(folder, f"{place}/model.safetensors").items()
     }

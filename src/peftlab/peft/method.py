@@ -13,8 +13,8 @@ from torch import Tensor
 
 from peftlab.errors import UserError, unknown
 from peftlab.layers.addition import Addition
+from peftlab.models.families import Family
 from peftlab.models.model import Model, Place
-from peftlab.models.pretrained import Family
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from peftlab.layers.addition import Addition
 from peftlab.layers.embedding import Embedding
+from peftlab.models.families import Family
 from peftlab.models.model import Place
-from peftlab.models.pretrained import Family
 from peftlab.peft.method import Method, Stock, check_choice, check_number, check_whole
 from peftlab.peft.virtual import LAYOUTS, MOST, VirtualTokens, prompt_config, read_prompt, why_not_prompt
 

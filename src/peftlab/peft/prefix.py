@@ -21,8 +21,9 @@ from peftlab.errors import UserError
 from peftlab.layers.addition import Addition, KeysValues
 from peftlab.layers.attention import Attention
 from peftlab.layers.embedding import Embedding
+from peftlab.layers.site import Address
+from peftlab.models.families import Family
 from peftlab.models.model import Place
-from peftlab.models.pretrained import Family
 from peftlab.peft.method import Method, Stock, check_choice, check_number, check_whole
 from peftlab.peft.virtual import LAYOUTS, MOST, VirtualTokens, left_pad, prompt_config, read_prompt, why_not_prompt
 
@@ -44,8 +45,8 @@ class Prefix(Method):
     """hidden width of the MLP that makes them; None learns them directly"""
     shared: bool = False
     """one MLP for all layers, as in the paper, instead of one a layer"""
-    attention: tuple[str, ...] = ("self", "cross")
-    """on which attention of the model, where it has it"""
+    attention: tuple[str, ...] = ("encoder", "decoder", "cross")
+    """on which attention of the model, where it has it: the encoder's or the decoder's to itself, or that between"""
     init_std: float = 0.02
     """standard deviation of keys and values at the start, learned directly"""
     layout: str = "native"
@@ -56,7 +57,7 @@ class Prefix(Method):
         check_choice("layout", self.layout, LAYOUTS)
         object.__setattr__(self, "attention", tuple(self.attention))
         for kind in self.attention:
-            check_choice("attention", kind, ("self", "cross"))
+            check_choice("attention", kind, ("encoder", "decoder", "cross"))
         if self.mlp is not None:
             check_whole(1, MOST, mlp=self.mlp)
         check_number(0, 10, init_std=self.init_std)
@@ -65,7 +66,9 @@ class Prefix(Method):
 
     def build(self, places: Mapping[str, Place]) -> dict[str, Addition]:
         chosen = {
-            key: p.owner for key, p in places.items() if p.site.kind == "kv" and p.address.sublayer in self.attention
+            key: place.owner
+            for key, place in places.items()
+            if place.site.kind == "kv" and self.kind(place.address) in self.attention
         }
         if not chosen:
             raise UserError(f"the model has no {' or '.join(self.attention)} attention for a prefix")
@@ -85,6 +88,11 @@ class Prefix(Method):
                 if isinstance(place.owner, Embedding):
                     built[key] = Shift(self.length, place.owner.words.weight)
         return built
+
+    @staticmethod
+    def kind(address: Address) -> str:
+        """Which attention is at an address."""
+        return "cross" if address.sublayer == "cross" else address.stack
 
     def folded(self) -> Prefix:
         return replace(self, mlp=None, shared=False)

@@ -18,12 +18,11 @@ from torch import Tensor
 from peftlab.errors import UserError, unknown
 from peftlab.layers.addition import Addition
 from peftlab.models.base import Base
+from peftlab.models.families import FAMILIES
 from peftlab.models.heads import Classifier, ClassifierHead
 from peftlab.models.model import Attached
-from peftlab.models.pretrained import FAMILIES
 from peftlab.models.sentence import head_files
 from peftlab.peft import METHODS
-from peftlab.peft.attach import head_address
 from peftlab.peft.method import Method, Stock
 
 CONFIG, MODEL = "adapter_config.json", "adapter_model.safetensors"
@@ -67,7 +66,7 @@ def stock_files(
     A head that reads the first token is stock's classifier; one that pools the mean stands beside an adapter of the
     bare base, as `sentence-transformers` reads it.
     """
-    method, place = attached.method, head_address(base.model)
+    method, place = attached.method, base.model.head_address
     head, mean = (attached.head is not None and attached.head.pool == pool for pool in ("first", "mean"))
     rest = {key: addition for key, addition in additions.items() if key != place}
     family = FAMILIES[base.family]
@@ -125,7 +124,7 @@ def from_stock(base: Base, config: dict[str, Any], tensors: dict[str, Tensor], f
         if "out.weight" not in head_tensors:
             raise UserError(f"{folder / MODEL} has a part of a head only: {', '.join(sorted(head_tensors))}")
         head = Classifier(labels=head_tensors["out.weight"].shape[0])
-        found |= {f"{head_address(base.model)}.{part}": tensor for part, tensor in head_tensors.items()}
+        found |= {f"{base.model.head_address}.{part}": tensor for part, tensor in head_tensors.items()}
     elif config.get("task_type") == "SEQ_CLS":
         text = f"{folder} is for classification and has no head: the adapter is loaded without one"
         warnings.warn(text, stacklevel=3)
@@ -134,7 +133,7 @@ def from_stock(base: Base, config: dict[str, Any], tensors: dict[str, Tensor], f
 
 def recoverable(base: Base, config: dict[str, Any], tensors: dict[str, Tensor], own: dict[str, Tensor]) -> bool:
     """Whether the stock file gives every tensor back under its name; those of a head always come back."""
-    head = f"{head_address(base.model)}."
+    head = f"{base.model.head_address}."
     rest, back = (
         {key: tensor for key, tensor in found.items() if not key.startswith(head)}
         for found in (own, from_stock(base, config, tensors, Path()).tensors)

@@ -11,7 +11,7 @@ import torch
 
 from peftlab.errors import UserError, unknown
 from peftlab.models.base import Base
-from peftlab.peft.attach import head_address, merge
+from peftlab.peft.attach import merge
 from peftlab.peft.formats import save_adapter
 from peftlab.peft.stock import why_not_stock
 from peftlab.train.config import Config
@@ -88,7 +88,7 @@ def export_run(folder: Path, out: Path, to: str) -> None:
 
 def why_not_exported(base: Base, config: Config) -> dict[str, str | None]:
     """Why a run can't go to each target; None if it can."""
-    method, head = config.build_method(), head_address(base.model)
+    method, head = config.build_method(), base.model.head_address
     additions = [addition for key, addition in base.model.additions(ADAPTER).items() if key != head]
     mergeable = all(addition.mergeable for addition in additions)
     nothing = f"{method.name} puts nothing into the base that an adapter could hold"

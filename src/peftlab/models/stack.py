@@ -1,0 +1,136 @@
+"""What an encoder and a decoder have in common: their choices, and how the parts are put together from them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from peftlab.errors import UserError, unknown
+from peftlab.layers.attention import SCORES, Attention
+from peftlab.layers.embedding import POSITIONS, Embedding, LearnedPositions, Table
+from peftlab.layers.feedforward import FeedForward
+from peftlab.layers.linear import Linear
+from peftlab.layers.norm import NORMS
+from peftlab.layers.residual import RESIDUALS, Absent, Residual
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """The choices of a stack of blocks: every one that the ablations turn, decided when the module is built."""
+
+    vocab: int
+    """number of tokens in the vocabulary"""
+    dim: int
+    """width of the model"""
+    layers: int
+    """number of blocks"""
+    heads: int
+    """attention heads a block; they divide the width"""
+    inner: int
+    """width of the feed-forward network, also narrower than the model; 0 is none at all"""
+    activation: str = "gelu"
+    """of the feed-forward network"""
+    max_length: int = 512
+    """number of positions"""
+    position: Literal["learned", "sinusoidal", "halves", "none"] = "learned"
+    """how the order is told; halves are sinusoids with all sines before all cosines (Marian)"""
+    position_offset: int = 0
+    """rows at the start of a learned table that no token uses (RoBERTa: 2)"""
+    segments: int = 0
+    """number of segment vectors; 0 is none"""
+    embedding_dim: int | None = None
+    """width of the embedding where it differs from the model's (ELECTRA)"""
+    embedding_scale: bool = False
+    """whether token vectors are multiplied by √dim, as in the first Transformer"""
+    embedding_norm: bool | None = None
+    """whether the embedding is normalised; None: where the norms of the blocks stand behind the sum"""
+    norm: Literal["layer", "batch", "none"] = "layer"
+    """what is normalised"""
+    norm_eps: float = 1e-12
+    """ε of the norms"""
+    residual: Literal["post", "pre", "none"] = "post"
+    """where the norm stands, or no residual connection"""
+    score: Literal["scaled", "dot", "weighted"] = "scaled"
+    """attention's score"""
+    dropout: float = 0.1
+    """on embeddings and on each sublayer's output"""
+    attention_dropout: float = 0.1
+    """on attention weights"""
+    inner_dropout: float = 0.0
+    """inside the feed-forward network (torch's own layer has it, BERT has not)"""
+    pad: int = 0
+    """the id of the padding token"""
+    init_std: float = 0.02
+    """standard deviation of the initial weights"""
+
+    def __post_init__(self) -> None:
+        for name, value in (("dim", self.dim), ("layers", self.layers), ("heads", self.heads), ("vocab", self.vocab)):
+            if type(value) is not int or value < 1:
+                raise UserError(f"{name} is {value!r}: it must be a whole number of at least 1")
+        choices: dict[str, Collection[str]] = {
+            "position": POSITIONS,
+            "norm": NORMS,
+            "residual": RESIDUALS,
+            "score": SCORES,
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise unknown(name, str(getattr(self, name)), allowed)
+
+
+def build_embedding(config: StackConfig, words: Table | None = None) -> Embedding:
+    """The embedding of a configuration; `words` is another stack's table to share."""
+    width = config.embedding_dim or config.dim
+    if config.position == "learned":
+        positions: nn.Module = LearnedPositions(config.max_length, width, config.position_offset)
+    else:
+        positions = POSITIONS[config.position](config.max_length, width)
+    normed = config.residual != "pre" if config.embedding_norm is None else config.embedding_norm
+    return Embedding(
+        words=words or Table(config.vocab, width),
+        positions=positions,
+        segments=Table(config.segments, width) if config.segments else None,
+        norm=NORMS[config.norm](width, config.norm_eps) if normed else Absent(),
+        dropout=config.dropout,
+        project=Linear(width, config.dim) if width != config.dim else None,
+        scale=config.dim**0.5 if config.embedding_scale else 1.0,
+    )
+
+
+def wrap(config: StackConfig, sublayer: nn.Module) -> Residual:
+    """A sublayer in its residual connection, with its norm and dropout."""
+    norm = NORMS[config.norm](config.dim, config.norm_eps)
+    return RESIDUALS[config.residual](config.dim, sublayer, norm, config.dropout)
+
+
+def build_attention(config: StackConfig) -> Residual:
+    """The attention of a block, to itself or to another sequence."""
+    return wrap(config, Attention(config.dim, config.heads, config.score, config.attention_dropout))
+
+
+def build_feedforward(config: StackConfig) -> nn.Module:
+    """The feed-forward network of a block."""
+    if not config.inner:
+        return Absent()
+    return wrap(config, FeedForward(config.dim, config.inner, config.activation, config.inner_dropout))
+
+
+def last_norm(config: StackConfig) -> nn.Module:
+    """Behind the last block where the norms stand before the sublayers, so that its sum is normalised too."""
+    return NORMS[config.norm](config.dim, config.norm_eps) if config.residual == "pre" else Absent()
+
+
+@torch.no_grad()
+def initialise(stack: nn.Module, config: StackConfig) -> None:
+    """BERT's initial weights: normal with `init_std`, biases zero, norms one; the padding token's vector zero."""
+    for module in stack.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=config.init_std)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+        if isinstance(module, Embedding):
+            module.words.weight[config.pad] = 0.0
