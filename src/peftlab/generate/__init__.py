@@ -1,0 +1,1 @@
+"""How a text is found that a model thinks likely: greedy search, sampling, beam search."""
