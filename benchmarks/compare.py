@@ -125,7 +125,7 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
         nonlocal done
         for group in optimizer.param_groups:
             group["lr"] = LR * rate(done, steps, SETTINGS.warmup, SETTINGS.schedule)
-        loss = backward(model, data, rows, SETTINGS.accumulate, "bf16" if given.bf16 else "fp32")
+        loss = backward(model, classify.Classify(), data, rows, SETTINGS.accumulate, "bf16" if given.bf16 else "fp32")
         torch.nn.utils.clip_grad_norm_(trainable, SETTINGS.clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -235,6 +235,17 @@ def test_training_is_deterministic(kind, corpus, tmp_path):
     assert len({(tmp_path / str(i) / "tokenizer.json").read_bytes() for i in range(4)}) == 1
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_training_on_texts_equals_training_on_files_of_them(kind, corpus):
+    lines = corpus.read_text(encoding="utf-8").splitlines()
+    from_file = Tokenizer.train(corpus, kind, vocab_size=700).to_json()
+    assert Tokenizer.train_on(lines, kind, vocab_size=700).to_json() == from_file
+    assert Tokenizer.train_on(iter(lines), kind, vocab_size=700).to_json() == from_file
+    assert Tokenizer.train_on(lines[:150], kind, vocab_size=700).to_json() != from_file
+    with pytest.raises(UserError, match="no words"):
+        Tokenizer.train_on([""], kind)
+
+
 def test_a_trained_vocabulary_spells_its_text(trained, corpus):
     lines = corpus.read_text(encoding="utf-8").splitlines()
     batch = trained.encode(lines)

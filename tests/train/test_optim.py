@@ -1,12 +1,14 @@
 """The rate against its formula, and which parameters decay."""
 
 import itertools
+from typing import get_args
 
 import pytest
 import torch
 from torch import nn
 
-from peftlab.train.optim import adamw, rate
+from peftlab.train.config import Train
+from peftlab.train.optim import SCHEDULES, adamw, rate
 
 
 def test_the_rate_rises_and_falls():
@@ -30,6 +32,20 @@ def test_the_linear_schedule_equals_that_of_transformers():
         assert rate(step, 100, 0.1, "linear") == pytest.approx(theirs + (0.1 if step < 10 else 0.0))
         optimizer.step()
         reference.step()
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1000, 0.1), (50, 0.5), (20, 0.0)])
+def test_the_inverse_square_root_is_that_of_the_paper(steps, warmup):
+    width, rise = 512, max(1, round(warmup * steps))
+    paper = [width**-0.5 * min(step**-0.5, step * rise**-1.5) for step in range(1, steps + 1)]  # section 5.3
+    peak = (width * rise) ** -0.5
+    assert max(paper) == pytest.approx(peak)
+    assert [peak * rate(step, steps, warmup, "inverse_sqrt") for step in range(steps)] == pytest.approx(paper)
+
+
+def test_every_schedule_can_be_configured():
+    choices = get_args(Train.model_fields["schedule"].annotation)
+    assert {*choices} == SCHEDULES.keys()
 
 
 def test_only_matrices_decay():

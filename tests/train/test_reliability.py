@@ -192,25 +192,25 @@ def inject(monkeypatch, what: str, bad: float, step: int) -> None:
     """A bad number in a step's second part."""
     calls, backward = [], BACKWARD
 
-    def spoiled(model, data, rows, parts, precision):
+    def spoiled(model, task, data, rows, parts, precision):
         calls.append(rows)
         if len(calls) != step:
-            return backward(model, data, rows, parts, precision)
+            return backward(model, task, data, rows, parts, precision)
         parameter = next(p for p in model.parameters() if p.requires_grad)
         words = model.embedding.words.weight
         if what == "loss":
             with monkeypatch.context() as inside:
-                losses = iter([1.0, bad])
-                inside.setattr(classify, "loss", lambda x, y: x.square().mean() * next(losses))
-                return backward(model, data, rows, parts, precision)
+                losses, honest = iter([1.0, bad]), task.loss
+                inside.setattr(classify.Classify, "loss", lambda _, *given: honest(*given) * next(losses))
+                return backward(model, task, data, rows, parts, precision)
         if what == "gradient":
             handle = parameter.register_hook(lambda g: g + bad)
-            loss = backward(model, data, rows, parts, precision)
+            loss = backward(model, task, data, rows, parts, precision)
             handle.remove()
             return loss
         good = words.detach().clone()
         words.data[data.ids[rows[-1]][1]] = bad
-        loss = backward(model, data, rows, parts, precision)
+        loss = backward(model, task, data, rows, parts, precision)
         words.data.copy_(good)
         return loss
 
@@ -220,8 +220,8 @@ def inject(monkeypatch, what: str, bad: float, step: int) -> None:
 def test_where_memory_runs_out_steps_get_smaller_parts(tiny, films_file, tmp_path, monkeypatch):
     backward = loop.backward
 
-    def greedy(model, data, rows, parts, precision):
-        loss = backward(model, data, rows, parts, precision)
+    def greedy(model, task, data, rows, parts, precision):
+        loss = backward(model, task, data, rows, parts, precision)
         if parts < 8:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
         return loss

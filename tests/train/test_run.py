@@ -12,7 +12,7 @@ from small import BAD, GOOD, write_films
 import peftlab
 from peftlab.data.examples import Examples
 from peftlab.errors import UserError
-from peftlab.tasks.classify import encode
+from peftlab.tasks.classify import Classify, encode
 from peftlab.train.config import make_config
 from peftlab.train.loop import backward
 from peftlab.train.predict import label_texts, read_lines
@@ -68,7 +68,7 @@ def test_a_step_in_parts_has_the_same_gradient(minilm):
     trainable = [parameter for parameter in base.model.parameters() if parameter.requires_grad]
     losses, gradients = [], []
     for parts in (1, 3):
-        losses.append(backward(base.model, data, range(10), parts, "fp32"))
+        losses.append(backward(base.model, Classify(), data, range(10), parts, "fp32"))
         gradients.append([parameter.grad for parameter in trainable])
         for parameter in trainable:
             parameter.grad = None

@@ -90,6 +90,12 @@ DATASETS: dict[str, Source] = {
         ["train", "validation_matched", "validation_mismatched"],
     ),
     "qnli": _glue("qnli", "GLUE: does a sentence answer a question?", ["train", "validation"]),
+    "multi30k": Source(
+        about="Multi30k: 29,000 captions of photos in English and German",
+        files=dict.fromkeys(["train.jsonl", "val.jsonl", "test.jsonl"]),
+        hub="bentrevett/multi30k",
+        hub_type="dataset",
+    ),
 }
 
 TOKENIZER_FILES = (

@@ -12,7 +12,7 @@ Shapes: B rows, T tokens in the longest row. Marks are special tokens: [CLS], [S
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -93,10 +93,18 @@ class Tokenizer:
     def train(
         cls, files: Name | Iterable[Name], kind: str = "wordpiece", *, vocab_size: int = 8000, lowercase: bool = False
     ) -> "Tokenizer":
-        """A new vocabulary of at most `vocab_size` tokens, "wordpiece" or byte-level "bpe"; deterministic.
+        """A new vocabulary from files of text, as `train_on` makes it; one line in memory at a time.
 
         >>> Tokenizer.train("reviews.txt", "bpe", vocab_size=4000).save("my-tokenizer")  # doctest: +SKIP
         """
+        lines = _read_lines([files] if isinstance(files, str | os.PathLike) else files)
+        return cls.train_on(lines, kind, vocab_size=vocab_size, lowercase=lowercase)
+
+    @classmethod
+    def train_on(
+        cls, texts: Iterable[str], kind: str = "wordpiece", *, vocab_size: int = 8000, lowercase: bool = False
+    ) -> "Tokenizer":
+        """A new vocabulary of at most `vocab_size` tokens, "wordpiece" or byte-level "bpe"; deterministic."""
         if kind not in KINDS:
             raise unknown("kind of tokenizer", str(kind), KINDS)
         special = KINDS[kind].split()
@@ -106,7 +114,7 @@ class Tokenizer:
         backend = _build(model, config)
         if kind == "bpe":
             backend.normalizer = normalizers.Lowercase() if lowercase else None
-        words = _count_words([files] if isinstance(files, str | os.PathLike) else files, backend)
+        words = _count_words(texts, backend)
         if kind == "wordpiece":
             alphabet = sorted(set(chain.from_iterable(words)))
             # the library numbers "##x" pieces in hash order and breaks ties by number, so trainings would disagree;
@@ -261,23 +269,28 @@ def _read_object(path: Path) -> dict[str, Any]:
     return read_object(path) if path.is_file() else {}
 
 
-def _count_words(files: Iterable[Name], backend: tokenizers.Tokenizer) -> Counter[str]:
-    """How often each word stands in the files, as the backend splits them; one line in memory at a time."""
+def _read_lines(files: Iterable[Name]) -> Iterator[str]:
+    """The lines of all files, which are there before the first is read."""
     paths = [Path(file) for file in files]
     for path in paths:
         if not path.is_file() or path.stat().st_size == 0:
             raise UserError(f"{path} is missing or empty: a tokenizer is trained on files of text")
-    words: Counter[str] = Counter()
     for path in paths:
         try:
             with path.open(encoding="utf-8") as lines:
-                for line in lines:
-                    text = backend.normalizer.normalize_str(line) if backend.normalizer else line
-                    words.update(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text))
+                yield from lines
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not UTF-8 text: {error}") from None
+
+
+def _count_words(texts: Iterable[str], backend: tokenizers.Tokenizer) -> Counter[str]:
+    """How often each word stands in the texts, as the backend splits them."""
+    words: Counter[str] = Counter()
+    for text in texts:
+        normal = backend.normalizer.normalize_str(text) if backend.normalizer else text
+        words.update(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal))
     if not words:
-        raise UserError("there are no words to train a tokenizer on: at least one file with text is needed")
+        raise UserError("there are no words to train a tokenizer on: at least one text with words is needed")
     return words
 
 

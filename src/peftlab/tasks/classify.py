@@ -17,6 +17,8 @@ from torch import Tensor
 from peftlab.data.batch import Batch
 from peftlab.data.examples import Examples
 from peftlab.data.tokenizer import Tokenizer
+from peftlab.models.model import Model
+from peftlab.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Encoded:
     def lengths(self) -> list[int]:
         """The number of tokens of each row."""
         return [len(row) for row in self.ids]
+
+    def weight(self, rows: Sequence[int]) -> int:
+        """Each row counts once."""
+        return len(rows)
 
     def batch(self, rows: Sequence[int]) -> tuple[Batch, Tensor]:
         """These rows, padded to the longest of them, with their labels [B]."""
@@ -61,9 +67,23 @@ def encode(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Encoded
     return Encoded(ids, segments or None, list(examples.labels), examples.rows, tokenizer.pad or 0)
 
 
-def loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy, the mean over rows."""
-    return F.cross_entropy(logits.float(), labels)
+class Classify(Task):
+    """Cross-entropy, and accuracy to choose by."""
+
+    def loss(self, model: Model, inputs: Batch, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(inputs, logits_only=True).logits.float(), labels)
+
+    def judge(self, model: Model, inputs: Batch, labels: Tensor) -> Sequence[Tensor]:
+        """The logits [L] of each row."""
+        return list(model(inputs, logits_only=True).logits.float().cpu())
+
+    def score(self, judged: Sequence[Tensor], rows: Encoded) -> float:
+        return scores(chosen(judged), rows.labels)["accuracy"]
+
+
+def chosen(logits: Sequence[Tensor]) -> list[int]:
+    """The label of each row."""
+    return torch.stack(list(logits)).argmax(1).tolist()
 
 
 def scores(predictions: Sequence[int], labels: Sequence[int]) -> dict[str, float]:

@@ -75,7 +75,7 @@ class Train(Section):
     """of AdamW, on matrices"""
     warmup: float = Field(0.06, ge=0, lt=1)
     """share of the steps in which the rate rises"""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    schedule: Literal["linear", "cosine", "constant", "inverse_sqrt"] = "linear"
     """how it falls after that"""
     clip: float = Field(1.0, gt=0)
     """largest norm of the gradient"""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,7 @@ from torch import Tensor, nn
 from peftlab.errors import Stopped, UserError
 from peftlab.models.model import Model
 from peftlab.peft.method import Method
-from peftlab.tasks import classify
-from peftlab.tasks.classify import Encoded
+from peftlab.tasks.task import Rows, Task
 from peftlab.train.checkpoint import Checkpoints, State
 from peftlab.train.config import Train
 from peftlab.train.memory import out_of_memory
@@ -60,12 +60,13 @@ class Progress:
 class Training:
     """A model in training: its optimizer, its progress, the best weights so far."""
 
-    def __init__(self, model: Model, method: Method, data: Encoded, validation: Encoded, settings: Train) -> None:
-        self.model, self.method, self.data, self.validation, self.settings = model, method, data, validation, settings
+    def __init__(self, model: Model, method: Method, task: Task, data: Rows, validation: Rows, settings: Train) -> None:
+        self.model, self.method, self.task, self.settings = model, method, task, settings
+        self.data, self.validation, self.lengths = data, validation, data.lengths()
         self.lr = settings.lr or method.lr
         self.steps = settings.steps or math.ceil(settings.epochs * len(data) / settings.batch)
         self.every = max(1, math.ceil(self.steps / settings.evaluations))
-        self.order = Order(data.lengths(), settings.batch, settings.seed)
+        self.order = Order(self.lengths, settings.batch, settings.seed)
         self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer = adamw(self.trainable.values(), self.lr, settings.weight_decay)
         self.device = next(iter(self.trainable.values())).device
@@ -112,14 +113,14 @@ class Training:
             self.refuse(rows)
         self.optimizer.zero_grad(set_to_none=True)
         done.seconds += time.perf_counter() - start
-        done.tokens += sum(len(self.data.ids[row]) for row in rows)
+        done.tokens += sum(self.lengths[row] for row in rows)
 
     def gradient(self, rows: Sequence[int]) -> float:
         """The loss, with its gradient in the parameters; in smaller parts from now on where memory runs out."""
         while True:
             random = random_state(self.device)
             try:
-                return backward(self.model, self.data, rows, self.progress.parts, self.precision)
+                return backward(self.model, self.task, self.data, rows, self.progress.parts, self.precision)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
@@ -145,8 +146,8 @@ class Training:
         done = self.progress
         if len(done.skipped) == done.step:
             raise UserError(f"no step up to {done.step} had a finite loss: try a smaller train.lr")
-        predictions, _ = predict(self.model, self.validation, self.precision, stop)
-        score = classify.scores(predictions, self.validation.labels)["accuracy"]
+        judged = ask(self.model, self.validation, self.task.judge, self.precision, stop)
+        score = self.task.score(judged, self.validation)
         # where all steps since the last evaluation were skipped, the loss is as it was
         loss = sum(done.losses) / len(done.losses) if done.losses else done.curve[-1]["loss"]
         done.curve.append({"step": done.step, "loss": loss, "score": score})
@@ -219,41 +220,49 @@ def train(training: Training, checkpoints: Checkpoints, stop: Stop, tell: Tell) 
     return training.finish()
 
 
-def backward(model: Model, data: Encoded, rows: Sequence[int], parts: int, precision: str) -> float:
+def backward(model: Model, task: Task, data: Rows, rows: Sequence[int], parts: int, precision: str) -> float:
     """The gradient of the mean loss over the rows, computed in parts; gives that loss."""
-    total = 0.0
+    total, whole = 0.0, data.weight(rows)
     size = math.ceil(len(rows) / parts)
+    device = next(model.parameters()).device
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
-        batch, labels = data.batch(part)
-        device = next(model.parameters()).device
+        inputs, labels = data.batch(part)
         with computing_in(precision, device):
-            logits = model(batch.to(device), logits_only=True).logits
-        loss = classify.loss(logits, labels.to(device)) * (len(part) / len(rows))
+            loss = task.loss(model, inputs.to(device), labels.to(device))
+        loss = loss * (data.weight(part) / whole)
         loss.backward()
         total += float(loss.detach())
     return total
 
 
+Answer = TypeVar("Answer")
+
+
 @torch.no_grad()
-def predict(model: Model, data: Encoded, precision: str, stop: Stop | None = None) -> tuple[list[int], Tensor]:
-    """The predicted label of each row in its order, and the logits [rows, L]."""
+def ask(
+    model: Model,
+    data: Rows,
+    question: Callable[[Model, Any, Tensor], Sequence[Answer]],
+    precision: str,
+    stop: Stop | None = None,
+) -> list[Answer]:
+    """What a model answers for each row, in their order; the question is asked batch by batch."""
     training = model.training
     model.eval()
     device = next(model.parameters()).device
-    found: dict[int, Tensor] = {}
+    found: dict[int, Answer] = {}
     try:
         for rows in sorted_batches(data.lengths()):
             if stop is not None:
                 stop.check()
-            batch, _ = data.batch(rows)
+            inputs, labels = data.batch(rows)
             with computing_in(precision, device):
-                logits = model(batch.to(device), logits_only=True).logits
-            found |= dict(zip(rows, logits.float().cpu(), strict=True))
+                answers = question(model, inputs.to(device), labels.to(device))
+            found |= dict(zip(rows, answers, strict=True))
     finally:
         model.train(training)
-    logits = torch.stack([found[row] for row in range(len(data))])
-    return logits.argmax(1).tolist(), logits
+    return [found[row] for row in range(len(data))]
 
 
 def random_state(device: torch.device) -> dict[str, str]:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
-    "constant": lambda done: 1.0,
+SCHEDULES: dict[str, Callable[[float, float], float]] = {
+    "linear": lambda done, rises: 1.0 - done,
+    "cosine": lambda done, rises: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "constant": lambda done, rises: 1.0,
+    "inverse_sqrt": lambda done, rises: rises**-0.5,  # Vaswani et al. 2017 (arXiv 1706.03762), section 5.3
 }
+"""the factor after the rise: by the share that is done of what follows it, or by the steps so far, counted in rises"""
 
 
 def adamw(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
@@ -30,4 +32,4 @@ def rate(step: int, steps: int, warmup: float, schedule: str) -> float:
     rise = max(1, round(warmup * steps))
     if step < rise:
         return (step + 1) / rise
-    return SCHEDULES[schedule]((step - rise) / max(1, steps - rise))
+    return SCHEDULES[schedule]((step - rise) / max(1, steps - rise), (step + 1) / rise)

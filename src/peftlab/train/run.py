@@ -35,7 +35,7 @@ from peftlab.tasks import classify
 from peftlab.train.checkpoint import Checkpoints
 from peftlab.train.config import Config, read_config_file
 from peftlab.train.lock import locked
-from peftlab.train.loop import Progress, Training, predict, train
+from peftlab.train.loop import Progress, Training, ask, train
 from peftlab.train.memory import peak_memory
 from peftlab.train.metrics import Metrics, Tell
 from peftlab.train.precision import pick_device
@@ -96,7 +96,7 @@ def prepare(base: Base, data: Labelled, config: Config) -> Training:
     freeze(base.model)
     parts = split_stratified(data.train, config.train.validation, config.train.seed)
     rows, held = (encoded(base, part, config) for part in parts)
-    return Training(base.model, method, rows, held, config.train)
+    return Training(base.model, method, classify.Classify(), rows, held, config.train)
 
 
 def encoded(base: Base, part: Examples, config: Config) -> classify.Encoded:
@@ -110,7 +110,9 @@ def test(
     """The predicted labels of each test part."""
     try:
         return {
-            name: predict(base.model, encoded(base, part, config), training.precision, stop)[0]
+            name: classify.chosen(
+                ask(base.model, encoded(base, part, config), training.task.judge, training.precision, stop)
+            )
             for name, part in data.tests.items()
         }
     except Interrupted:
