@@ -120,8 +120,7 @@ def train(
 
         result = run(settings, out, tell)
     if not quiet:
-        scores = f"accuracy {result['accuracy']:.4f}, macro F1 {result['f1']:.4f}"
-        print(f"{out}: {scores}, {result['trainable']:,} parameters trained")
+        print(f"{out}: {result['said']}, {result['trainable']:,} parameters trained")
 
 
 @app.command("compare")
@@ -188,14 +187,16 @@ def predict(
     texts: Annotated[list[str] | None, typer.Argument(help="none or - reads lines from standard input")] = None,
     file: Annotated[Path | None, typer.Option(help="a file with one text a line")] = None,
     pair: Annotated[bool, typer.Option("--pair", help="each line is two texts with a tab between them")] = False,
-    json_: Annotated[bool, typer.Option("--json", help="an object a line: text, label, probabilities, logits")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="an object a line: text, label, probabilities, logits; or text, translation")
+    ] = False,
 ) -> None:
-    """Label texts with a finished run: from arguments, a file or standard input."""
-    from peftlab.train.predict import label_texts, read_lines
+    """Label or translate texts with a finished run: from arguments, a file or standard input, a line for each."""
+    from peftlab.train.predict import answer_lines, read_lines
 
-    lines = read_lines(texts, file, pair)
-    for answer in label_texts(folder, lines):
-        print(json.dumps(answer, ensure_ascii=False) if json_ else f"{answer['label']}\t{answer['text']}", flush=True)
+    for answer in answer_lines(folder, read_lines(texts, file, pair)):
+        plain = answer["translation"] if "translation" in answer else f"{answer['label']}\t{answer['text']}"
+        print(json.dumps(answer, ensure_ascii=False) if json_ else plain, flush=True)
 
 
 @app.command("export")

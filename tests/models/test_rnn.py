@@ -145,24 +145,26 @@ def test_a_model_of_one_vector_has_no_attention_to_show():
 def test_scheduled_sampling_goes_from_the_target_to_what_the_model_writes(cell, attention):
     model, pair = build(cell, attention, dropout=0.0).train(), Pair(batch(5, 3), targets(6, 6))
     forced = model(pair)
-    torch.testing.assert_close(model(pair, sampling=1e-12).scores, forced.scores, rtol=0, atol=1e-5)
+    model.sampling = 1e-12
+    torch.testing.assert_close(model(pair).scores, forced.scores, rtol=0, atol=1e-5)
     memory, scores = model.begin(pair.source)
     steps = [scores]
     while len(steps) < 6:
         steps.append(model.next(steps[-1].argmax(1), memory))
-    own = model(pair, sampling=1.0, attention=attention != "none")
+    model.sampling = 1.0
+    own = model(pair, attention=attention != "none")
     torch.testing.assert_close(own.scores, torch.stack(steps, 1), rtol=0, atol=1e-5)
     assert (own.scores - forced.scores).abs().max() > 1e-3
     assert own.cross is None or own.cross[0].shape == (2, 1, 6, 5)
-    assert torch.equal(model.eval()(pair, sampling=1.0).scores, forced.scores)
+    assert torch.equal(model.eval()(pair).scores, forced.scores)
 
 
 @torch.no_grad()
 def test_scheduled_sampling_replaces_the_share_of_tokens_that_it_is_asked_for():
-    model, pair = build(dropout=0.0).train(), Pair(batch(*[3] * 400), targets(*[11] * 400))
+    model, pair = build(dropout=0.0, sampling=0.3).train(), Pair(batch(*[3] * 400), targets(*[11] * 400))
     fed: list[torch.Tensor] = []
     model.words.register_forward_hook(lambda module, given, out: fed.append(given[0]))
-    own = model(pair, sampling=0.3).scores.argmax(-1)[:, :-1]
+    own = model(pair).scores.argmax(-1)[:, :-1]
     given, target = torch.cat(fed[1:], 1), pair.target.ids
     assert torch.equal(given[:, 0], target[:, 0])
     assert ((given[:, 1:] == own) | (given[:, 1:] == target[:, 1:])).all()
@@ -295,6 +297,6 @@ def test_batches_that_the_model_has_no_place_for_are_told():
     with pytest.raises(UserError, match="row 1 of the source has no token"):
         model.begin(empty)
     with pytest.raises(UserError, match=r"sampling is 1.5: it must be a probability"):
-        model(Pair(source, target), sampling=1.5)
+        build(sampling=1.5)
     with pytest.raises(UserError, match="1 adapters are named for a batch of 2 rows"):
         model(Pair(source, target), adapters=[None])

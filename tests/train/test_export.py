@@ -14,7 +14,7 @@ from small import write_films
 import peftlab
 from peftlab.errors import UserError
 from peftlab.train.config import make_config
-from peftlab.train.predict import export_run, label_texts
+from peftlab.train.predict import answer_lines, export_run
 from peftlab.train.run import run
 
 TEXTS = ["a wonderful film", "a dull film", "hm", "it goes on and on and " * 8]
@@ -41,7 +41,7 @@ def finished(tmp_path_factory):
 
 
 def logits(run: Path) -> torch.Tensor:
-    found = torch.tensor([answer["logits"] for answer in label_texts(run, iter(TEXTS))])
+    found = torch.tensor([answer["logits"] for answer in answer_lines(run, iter(TEXTS))])
     assert found.std() > 1e-3
     return found
 

@@ -13,10 +13,11 @@ import peftlab
 from peftlab.data.examples import Examples
 from peftlab.errors import UserError
 from peftlab.tasks.classify import Classify, encode
+from peftlab.train.classifying import load_data, open_run
 from peftlab.train.config import make_config
 from peftlab.train.loop import backward
-from peftlab.train.predict import label_texts, read_lines
-from peftlab.train.run import load_data, open_run, run
+from peftlab.train.predict import answer_lines, read_lines
+from peftlab.train.run import run
 
 STEPS = {"steps": 12, "batch": 8, "evaluations": 2, "threads": 1}
 
@@ -82,7 +83,7 @@ def test_an_opened_run_predicts_what_it_predicted(method, file, tmp_path):
     result = run(config(file, method, lr=1e-3), tmp_path / "run")
     base, settings = open_run(tmp_path / "run")
     test = load_data(settings).tests["test"]
-    answers = list(label_texts(tmp_path / "run", iter(test.texts)))
+    answers = list(answer_lines(tmp_path / "run", iter(test.texts)))
     assert [result["labels"].index(answer["label"]) for answer in answers] == result["predictions"]["test"]
     for answer in answers:
         assert sum(answer["probabilities"].values()) == pytest.approx(1)

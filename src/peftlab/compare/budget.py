@@ -25,7 +25,7 @@ from peftlab.models.model import Model
 from peftlab.peft.attach import build
 from peftlab.peft.method import Method
 from peftlab.train.config import Config
-from peftlab.train.run import load_data, prepare
+from peftlab.train.run import open_work
 
 FILE = "budget.json"
 WARM_UP, TIMED = 2, 6
@@ -62,7 +62,7 @@ def spend(budget: str, config: Config, folder: Path) -> list[str]:
 
 def within_seconds(config: Config, seconds: float) -> list[str]:
     """As many steps as the time allows."""
-    training = prepare(load(config.base), load_data(config), config)
+    training = open_work(config).prepare()
     training.model.train()
     for _ in range(WARM_UP):
         training.step()

@@ -25,9 +25,10 @@ from peftlab.errors import UserError, unknown
 from peftlab.models.base import base_fingerprint, load
 from peftlab.peft import METHODS
 from peftlab.peft.attach import build
+from peftlab.train.classifying import load_data
 from peftlab.train.config import Config
 from peftlab.train.lock import locked
-from peftlab.train.run import finished, load_data, settle
+from peftlab.train.run import finished, settle
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from peftlab.data.tensors import Tensors, write_tensors
 from peftlab.errors import UserError, unknown
 from peftlab.models.families import FAMILIES, Family
 from peftlab.models.model import Model
+from peftlab.models.own import OWN, load_own, save_own
 
 REQUIRED = ("vocab", "dim", "layers", "heads", "inner")
 LARGEST = 10_000_000
@@ -34,6 +35,8 @@ def load_checkpoint(folder: Path) -> tuple[Any, str, dict[str, Any]]:
     """The model of a folder, its family, and its `config.json` as it stands there."""
     settings = read_object(folder / "config.json", "a base is a folder with config.json and model.safetensors")
     name = str(settings.get("model_type", ""))
+    if name == OWN:
+        return load_own(folder, settings), name, settings
     if name not in FAMILIES:
         raise unknown(f"architecture in {folder / 'config.json'} (model_type)", name, FAMILIES)
     family, tensors = FAMILIES[name], Tensors.in_folder(folder)
@@ -58,12 +61,14 @@ def load_checkpoint(folder: Path) -> tuple[Any, str, dict[str, Any]]:
 
 
 def save_checkpoint(
-    model: Model, name: str, settings: dict[str, Any], folder: Path, head: str | None = None
+    model: Any, name: str, settings: dict[str, Any], folder: Path, head: str | None = None
 ) -> list[str]:
     """Write `model.safetensors` and `config.json` for `transformers`; gives the names of the files.
 
     With `head`, the name of an adapter, its classifier is written too.
     """
+    if name == OWN:
+        return save_own(model, folder)
     family = FAMILIES[name]
     tensors = {key: tensor.detach().contiguous() for key, tensor in family.publish(model.base_state()).items()}
     written = (

@@ -59,6 +59,10 @@ class RecurrentConfig:
     """on embeddings, between layers, and on what the vocabulary is read from"""
     tied: bool = True
     """whether the output matrix is the embedding's; their widths must then be equal"""
+    sampling: float = 0.0
+    """scheduled sampling (Bengio et al. 2015, arXiv 1506.03099): the probability with which, in training, the decoder
+    is given its own best token in the place of the target's; then it goes token by token, and else one call of the
+    kernel serves them all"""
     pad: int = 0
     """the id of the padding token"""
     start: int = 1
@@ -79,6 +83,8 @@ class RecurrentConfig:
                 raise unknown(name, str(getattr(self, name)), allowed)
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is {self.dropout!r}: it must be a number from 0 to below 1")
+        if not 0 <= self.sampling <= 1:
+            raise UserError(f"sampling is {self.sampling!r}: it must be a probability, a number from 0 to 1")
         if self.tied and self.inputs != self.dim:
             raise UserError(
                 f"embedding_dim is {self.inputs} and dim is {self.dim}: a tied output needs them equal, or tied=False"
@@ -119,7 +125,7 @@ class RecurrentSeq2Seq(Writer):
         super().__init__()
         self.config = config
         self.marks = Marks(config.start, config.end, config.pad)
-        self.max_length = None
+        self.max_length, self.sampling = None, config.sampling
         E, D, L = config.inputs, config.dim, config.layers
         cells, between = CELLS[config.cell], config.dropout if L > 1 else 0.0
         self.words = Table(config.vocab, E)
@@ -139,31 +145,23 @@ class RecurrentSeq2Seq(Writer):
         adapters: Sequence[str | None] | None = None,
         attention: bool = False,
         route: Route | None = None,
-        sampling: float = 0.0,
     ) -> Output:
-        """Teacher forcing: position t of the target, which begins with the start mark, speaks of token t + 1.
-
-        `sampling` is the probability with which, in training, the decoder is given its own best token in the place of
-        the target's: scheduled sampling, Bengio et al. 2015 (arXiv 1506.03099). It goes token by token; without it one
-        call of the kernel serves them all.
-        """
+        """Teacher forcing: position t of the target, which begins with the start mark, speaks of token t + 1."""
         if adapters is not None:
             route = self.route(adapters, stable=False)
-        output = self.states(pair, attention, route, sampling)
+        output = self.states(pair, attention, route)
         return replace(output, scores=self.read(output.hidden, route))
 
-    def states(self, pair: Pair, attention: bool = False, route: Route | None = None, sampling: float = 0.0) -> Output:
+    def states(self, pair: Pair, attention: bool = False, route: Route | None = None) -> Output:
         """The same without the scores, which a loss reads at real tokens alone."""
         if attention and self.config.attention == "none":
             raise UserError("this model has no attention to show: its decoder is told the source in one vector only")
-        if not 0 <= sampling <= 1:
-            raise UserError(f"sampling is {sampling!r}: it must be a probability, a number from 0 to 1")
         self.check_ids(pair.target)
         if not bool(pair.target.mask[:, 0].all()):
             raise UserError("a target begins with padding: its first token must be the start mark, padding comes last")
         source = self.encode(pair.source, route)
-        if sampling and self.training:
-            hidden, weights = self.follow_itself(pair.target.ids, source, route, sampling)
+        if self.sampling and self.training:
+            hidden, weights = self.follow_itself(pair.target.ids, source, route)
         else:
             h, _ = self.run(self.embed(pair.target.ids, source), self.start(source))
             hidden, weights = self.look(h, source, route)
@@ -232,9 +230,7 @@ class RecurrentSeq2Seq(Writer):
         h, memory.state = self.run(x.flatten(0, 1)[:, None], memory.state)
         return self.look(h[:, 0].unflatten(0, (B, -1)), memory.source, memory.choice.route)
 
-    def follow_itself(
-        self, ids: Tensor, source: Source, route: Route | None, sampling: float
-    ) -> tuple[Tensor, Tensor | None]:
+    def follow_itself(self, ids: Tensor, source: Source, route: Route | None) -> tuple[Tensor, Tensor | None]:
         """The hidden states [B, T, D] of targets [B, T] in which some tokens are the decoder's own."""
         memory, tokens = RecurrentMemory(source, self.start(source), Choice(route)), ids[:, 0]
         states: list[Tensor] = []
@@ -242,7 +238,7 @@ class RecurrentSeq2Seq(Writer):
         for t in range(ids.shape[1]):
             if t > 0:
                 own = self.read(states[-1], route)[:, 0].argmax(-1)
-                tokens = ids[:, t].where(torch.rand(len(ids), device=ids.device) >= sampling, own)
+                tokens = ids[:, t].where(torch.rand(len(ids), device=ids.device) >= self.sampling, own)
             hidden, weights = self.step(tokens, memory)
             states.append(hidden)
             looks += [] if weights is None else [weights]

@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 import torch
@@ -56,6 +56,33 @@ class Task(Section):
     """test on at most so many rows of each part"""
     max_length: int = Field(128, ge=4)
     """longer texts lose their end"""
+
+
+class Translate(Section):
+    """What to translate, in the place of [task]."""
+
+    name: str = "multi30k"
+    """a short name, a folder with train.en, train.de …, or two files with a comma between them"""
+    direction: str | None = None
+    """of a folder: the language that is read and the one that is written [en-de]"""
+    lowercase: bool = False
+    """whether all is read, written and scored in lower case"""
+    vocab: int = Field(8000, ge=300)
+    """tokens of the vocabulary that both languages share, which is learned from the training texts"""
+    max_length: int = Field(128, ge=4)
+    """tokens of a text; longer ones lose their end"""
+    joined: int = Field(1, ge=1, le=10)
+    """also texts of two, three … up to so many pairs joined, to train and to test on"""
+    smoothing: float = Field(0.1, ge=0, lt=1)
+    """share of each label that goes to all tokens alike"""
+    beam: int = Field(5, ge=1)
+    """texts that are followed at once when it is tested"""
+    length_penalty: float = 1.0
+    """the power of the length that their log-probability is divided by"""
+    limit: int | None = Field(None, ge=1)
+    """train on the first so many pairs"""
+    test_limit: int | None = Field(None, ge=1)
+    """test on the first so many pairs of each part"""
 
 
 class Train(Section):
@@ -107,6 +134,10 @@ class Config(Section):
     base: str = "minilm"
     """short name, folder or hub id"""
     task: Task = Field(default_factory=Task)
+    translate: Translate | None = None
+    """the task, where it is to translate"""
+    model: dict[str, Any] | None = None
+    """a model of one's own in the place of a base: its `kind`, and what its configuration leaves open"""
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "lora"})
     """`name`, and the method's own settings"""
     train: Train = Field(default_factory=Train)
@@ -134,7 +165,7 @@ class Config(Section):
 
         How often it is saved and who watches changes nothing in it.
         """
-        settings = self.model_dump(exclude={"train": {"checkpoint", "tensorboard"}})
+        settings = self.model_dump(exclude={"train": {"checkpoint", "tensorboard"}}, exclude_none=True)
         text = json.dumps([settings, hashes], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -156,6 +187,8 @@ def read_config(text: str, overrides: Sequence[str] = (), where: str = "the conf
 
 def make_config(content: Mapping[str, Any], where: str = "the configuration") -> Config:
     """Check and complete settings; the first mistake is told in one sentence."""
+    if "model" in content:  # of one's own: there is nothing that could be adapted
+        content = {"method": {"name": "full"}, **content}
     try:
         config = Config.model_validate(content)
     except ValidationError as error:
@@ -164,7 +197,8 @@ def make_config(content: Mapping[str, Any], where: str = "the configuration") ->
         if first["type"] == "extra_forbidden":
             section: Any = Config
             for name in path:
-                section = section.model_fields[name].annotation
+                kind = section.model_fields[name].annotation
+                section = next((part for part in get_args(kind) if isinstance(part, type(Section))), kind)
             place = f"key of [{'.'.join(map(str, path))}] in {where}" if path else f"key in {where}"
             raise unknown(place, str(key), section.model_fields) from None
         dotted = ".".join(map(str, first["loc"]))

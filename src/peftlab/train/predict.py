@@ -1,54 +1,80 @@
-"""What a finished run is good for: labelling texts, and going elsewhere as an adapter or a merged checkpoint."""
+"""What a finished run is good for: answering texts, and going elsewhere as an adapter or a merged checkpoint."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from peftlab.data.parallel import Pairs
 from peftlab.errors import UserError, unknown
 from peftlab.models.base import Base
 from peftlab.peft.attach import merge
 from peftlab.peft.formats import save_adapter
 from peftlab.peft.stock import why_not_stock
-from peftlab.train.config import Config
-from peftlab.train.run import ADAPTER, open_run
+from peftlab.tasks.translate import encode
+from peftlab.train.classifying import ADAPTER, open_run
+from peftlab.train.config import Config, read_config_file
+from peftlab.train.order import sorted_batches
+from peftlab.train.translating import open_translator, search, translate
 
 CHUNK = 256
 """lines read before the first are answered"""
 
 Line = str | tuple[str, str]
+Answer = dict[str, Any]
 
 
 def read_lines(texts: Sequence[str] | None, file: Path | None, pair: bool) -> Iterator[Line]:
     """Texts from arguments, a file, or standard input, in that order; with `pair` two texts with a tab between them."""
     if file is not None and texts:
         raise UserError(f"texts and --file {file} are given: give one of them")
-    if file is not None:
-        if not file.is_file():
-            raise UserError(f"{file} is missing: give a file with one text a line")
-        source: Iterator[str] | list[str] = iter(file.read_text(encoding="utf-8").splitlines())
-    else:
-        source = list(texts) if texts and list(texts) != ["-"] else (line.rstrip("\n") for line in sys.stdin)
-    for number, line in enumerate(source, 1):
+    if file is not None and not file.is_file():
+        raise UserError(f"{file} is missing: give a file with one text a line")
+    given = [] if file is not None or texts is None or list(texts) == ["-"] else list(texts)
+    for number, line in enumerate(given or decoded_lines(file), 1):
         parts = line.split("\t")
         if pair and len(parts) != 2:
             raise UserError(f"line {number} has {len(parts)} texts: with --pair each has two, with a tab between them")
         yield (parts[0], parts[1]) if pair else line
 
 
-@torch.no_grad()
-def label_texts(folder: Path, lines: Iterator[Line]) -> Iterator[dict[str, Any]]:
+def decoded_lines(file: Path | None) -> Iterator[str]:
+    """The lines of a file or of standard input; bytes that are no UTF-8 are told and become U+FFFD."""
+    with sys.stdin.buffer if file is None else file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                warnings.warn(f"line {number} is not UTF-8 (byte {error.start}): read without it", stacklevel=2)
+                yield line.decode("utf-8", "replace").rstrip("\r\n")
+
+
+def answer_lines(folder: Path, lines: Iterator[Line]) -> Iterator[Answer]:
+    """What a finished run says to each text, in their order: a label, or a translation."""
+    if not (folder / "result.json").is_file():
+        raise UserError(f"{folder} is not a finished run: it has no result.json")
+    config = read_config_file(folder / "config.toml")
+    answer = (labeller if config.translate is None else translator)(folder)
+    number = 0
+    while chunk := list(islice(lines, CHUNK)):
+        yield from answer(chunk, number)
+        number += len(chunk)
+
+
+def labeller(folder: Path) -> Callable[[list[Line], int], Iterator[Answer]]:
     """For each text its label, the probability of each label, and the logits."""
     base, config = open_run(folder)
     names = base.model.adapters[ADAPTER].head.names
     length = min(config.task.max_length, base.room)
-    chunk: list[Line] = []
 
-    def answers() -> Iterator[dict[str, Any]]:
+    @torch.no_grad()
+    def answer(chunk: list[Line], before: int) -> Iterator[Answer]:
         batch = base.tokenizer.encode(chunk, max_length=length, truncate=True)
         logits = base.model(batch, logits_only=True).logits
         for text, row in zip(chunk, logits, strict=True):
@@ -56,13 +82,35 @@ def label_texts(folder: Path, lines: Iterator[Line]) -> Iterator[dict[str, Any]]
             label = names[int(row.argmax())]
             yield {"text": text, "label": label, "probabilities": probabilities, "logits": row.tolist()}
 
-    for line in lines:
-        chunk.append(line)
-        if len(chunk) == CHUNK:
-            yield from answers()
-            chunk = []
-    if chunk:
-        yield from answers()
+    return answer
+
+
+def translator(folder: Path) -> Callable[[list[Line], int], Iterator[Answer]]:
+    """For each text its translation and the score that the search gave it; a text without words stays empty."""
+    model, tokenizer, asked = open_translator(folder)
+    how = search(asked)
+
+    def answer(chunk: list[Line], before: int) -> Iterator[Answer]:
+        texts = [(line if isinstance(line, str) else " ".join(line)).strip() for line in chunk]
+        part = encode(tokenizer, Pairs(texts, texts, list(range(before + 1, before + 1 + len(texts)))), sys.maxsize)
+        found: dict[int, str] = {}
+        for i, (text, ids) in enumerate(zip(texts, part.sources, strict=True)):
+            if not text:
+                warnings.warn(f"line {part.rows[i]} is empty: so is its translation", stacklevel=2)
+                found[i] = ""
+            elif len(ids) > asked.max_length:
+                problem = f"line {part.rows[i]} has {len(ids)} tokens and the model reads {asked.max_length}"
+                warnings.warn(f"{problem}: its end is left out", stacklevel=2)
+                part.sources[i] = [*ids[: asked.max_length - 1], ids[-1]]
+        left = [i for i in range(len(texts)) if i not in found]
+        for rows in sorted_batches([len(part.sources[i]) for i in left]):
+            places = [left[row] for row in rows]
+            written = translate(model, part.batch(places)[0].source, tokenizer, how, asked.max_length)
+            found |= dict(zip(places, written, strict=True))
+        for i, line in enumerate(chunk):
+            yield {"text": line, "translation": " ".join(found[i].splitlines())}  # as many lines as were given
+
+    return answer
 
 
 def export_run(folder: Path, out: Path, to: str) -> None:

@@ -15,124 +15,77 @@ Interrupted, by a signal or a power cut, the same command goes on from the last 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from peftlab.data.examples import Examples, Labelled, limit, split_stratified
 from peftlab.data.files import is_file, make_folder, read_object, write_text, writing_to
-from peftlab.data.glue import load_task
 from peftlab.errors import Stopped, UserError
-from peftlab.models.base import Base, base_fingerprint, load
-from peftlab.models.heads import Classifier
-from peftlab.peft import Head
-from peftlab.peft.attach import attach, freeze
 from peftlab.peft.describe import describe
-from peftlab.peft.formats import load_adapter, save_adapter
-from peftlab.tasks import classify
 from peftlab.train.checkpoint import Checkpoints
+from peftlab.train.classifying import Classifying
 from peftlab.train.config import Config, read_config_file
 from peftlab.train.lock import locked
-from peftlab.train.loop import Progress, Training, ask, train
+from peftlab.train.loop import Progress, Training, train
 from peftlab.train.memory import peak_memory
 from peftlab.train.metrics import Metrics, Tell
-from peftlab.train.precision import pick_device
 from peftlab.train.stop import Interrupted, Stop, stopping
+from peftlab.train.translating import Translating
+from peftlab.train.work import Work
 
-ADAPTER = "mine"
+WORKS: dict[str, type[Work]] = {"translate": Translating}
+"""section of a configuration → what it asks for; without one of them it is classification"""
 
 
-def load_data(config: Config) -> Labelled:
-    """The data of a run's task."""
-    task = config.task
-    data = load_task(task.name, text=task.text, pair=task.pair, label=task.label, test=task.test)
-    if task.limit is not None:
-        data = replace(data, train=limit(data.train, task.limit, 0))
-    if task.test_limit is not None:
-        data = replace(data, tests={name: limit(part, task.test_limit, 0) for name, part in data.tests.items()})
-    return data
+def open_work(config: Config) -> Work:
+    """What a configuration asks for."""
+    return next((work for name, work in WORKS.items() if getattr(config, name) is not None), Classifying)(config)
 
 
 def run(config: Config, folder: Path, tell: Tell = lambda line: None) -> dict[str, Any]:
     """Train and test as the configuration says; gives the result that it wrote. A finished run is not run again."""
     config = settle(config, folder)
-    data = load_data(config)
-    fingerprint = config.fingerprint(data.fingerprint(), base_fingerprint(config.base))
+    work = open_work(config)
+    fingerprint = config.fingerprint(*work.hashes())
     if (done := finished(folder, fingerprint)) is not None:
         return done
     make_folder(folder)
     with writing_to(folder), locked(folder), stopping() as stop:
         write_text(folder / "config.toml", config.to_toml())
-        base = load(config.base)
-        training = prepare(base, data, config)
+        training = work.prepare()
         checkpoints = Checkpoints(folder / "checkpoints", fingerprint)
         if (state := checkpoints.latest()) is not None:
             training.restore(state)
         progress = training.progress
         with Metrics(folder, progress.step, progress.evaluated, tell, config.train.tensorboard) as metrics:
             trained = train(training, checkpoints, stop, metrics)
-        tests = test(base, data, config, training, checkpoints, stop)
-        base.model.cpu()
-        save(base, folder / "adapter")
-        result = {"fingerprint": fingerprint, **describe_run(base, data, config, trained, tests)}
-        result["precision"] = training.precision
-        result["adapter_bytes"] = sum(file.stat().st_size for file in (folder / "adapter").rglob("*") if file.is_file())
+        answers = test(work, training, checkpoints, stop)
+        saved = work.save(folder)
+        result = {"fingerprint": fingerprint, **describe_run(work, training, trained), **work.result(answers)}
+        files = [file for place in saved for file in place.rglob("*") if file.is_file()]
+        result["adapter_bytes"] = sum(file.stat().st_size for file in files)
         result["seconds"] = training.tick()
         write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
         checkpoints.remove()
     return result
 
 
-def prepare(base: Base, data: Labelled, config: Config) -> Training:
-    """The model with what is to be trained, and the rows to train on and to choose by."""
-    torch.manual_seed(config.train.seed)
-    if config.train.threads is not None:
-        torch.set_num_threads(config.train.threads)
-    base.model.to(pick_device())
-    method = config.build_method()
-    attach(base.model, ADAPTER, method, head=Classifier(labels=data.labels, pool=config.train.pool))
-    freeze(base.model)
-    parts = split_stratified(data.train, config.train.validation, config.train.seed)
-    rows, held = (encoded(base, part, config) for part in parts)
-    return Training(base.model, method, classify.Classify(), rows, held, config.train)
-
-
-def encoded(base: Base, part: Examples, config: Config) -> classify.Encoded:
-    """A part's tokens."""
-    return classify.encode(base.tokenizer, part, min(config.task.max_length, base.room))
-
-
-def test(
-    base: Base, data: Labelled, config: Config, training: Training, checkpoints: Checkpoints, stop: Stop
-) -> dict[str, list[int]]:
-    """The predicted labels of each test part."""
+def test(work: Work, training: Training, checkpoints: Checkpoints, stop: Stop) -> dict[str, list[Any]]:
+    """What the trained model answers for each row of each test part."""
     try:
-        return {
-            name: classify.chosen(
-                ask(base.model, encoded(base, part, config), training.task.judge, training.precision, stop)
-            )
-            for name, part in data.tests.items()
-        }
+        return work.test(training, stop)
     except Interrupted:
         checkpoints.save(training.progress.step, training.state())
         assert stop.number is not None
         raise Stopped(stop.number, f"all {training.steps} steps are saved in {checkpoints.folder}") from None
 
 
-def describe_run(
-    base: Base, data: Labelled, config: Config, trained: Progress, predictions: dict[str, list[int]]
-) -> dict[str, Any]:
-    """What a run was, what it cost and what came out."""
-    scores = {name: classify.scores(labels, data.tests[name].labels) for name, labels in predictions.items()}
-    seen = describe(base.model)
+def describe_run(work: Work, training: Training, trained: Progress) -> dict[str, Any]:
+    """What a run was and what it cost."""
+    seen = describe(training.model)
     return {
-        "method": config.method["name"],
-        "task": data.name,
-        "seed": config.train.seed,
-        **{key: sum(part[key] for part in scores.values()) / len(scores) for key in next(iter(scores.values()))},
-        "tests": scores,
+        "method": work.config.method["name"],
+        "task": work.name,
+        "seed": work.config.train.seed,
         "validation": trained.best_score,
         "steps": trained.step,
         "best_step": trained.best_step,
@@ -142,8 +95,7 @@ def describe_run(
         "trainable_without_head": seen.trainable - seen.heads,
         "base_parameters": seen.base,
         "curve": trained.curve,
-        "predictions": predictions,
-        "labels": list(data.labels),
+        "precision": training.precision,
         "peak_memory": peak_memory(),
         "ms_step": 1000 * trained.seconds / trained.step,
         "tokens_second": trained.tokens / trained.seconds,
@@ -189,28 +141,3 @@ def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
-
-
-def save(base: Base, folder: Path) -> None:
-    """The adapter; where the method trains the base, its checkpoint and in it an adapter that is a head alone."""
-    attached = base.model.adapters[ADAPTER]
-    if not attached.method.trains_base:
-        return save_adapter(base, ADAPTER, folder)
-    base.save(folder)
-    saved = replace(load(folder), name="..")  # beside it, wherever the run's folder goes
-    attach(saved.model, ADAPTER, Head(), head=attached.head)
-    for key, addition in base.model.additions(ADAPTER).items():
-        saved.model.additions(ADAPTER)[key].load_state_dict(addition.state_dict())
-    save_adapter(saved, ADAPTER, folder / "head")
-
-
-def open_run(folder: Path) -> tuple[Base, Config]:
-    """A finished run's base with its adapter active, ready to predict."""
-    if not (folder / "result.json").is_file():
-        raise UserError(f"{folder} is not a finished run: it has no result.json")
-    config = read_config_file(folder / "config.toml")
-    adapter = folder / "adapter"
-    trained_base = (adapter / "head").is_dir()
-    base = load(adapter if trained_base else config.base)
-    load_adapter(base, adapter / "head" if trained_base else adapter, name=ADAPTER)
-    return base, config

@@ -1,0 +1,132 @@
+"""Training a translator: a vocabulary and a model of one's own on pairs of texts, and back from a run's folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from peftlab.data.batch import Batch, Pair
+from peftlab.data.parallel import Pairs, joined, load_parallel
+from peftlab.data.tokenizer import Tokenizer
+from peftlab.errors import UserError
+from peftlab.generate.beam import Beam
+from peftlab.generate.search import Search, write
+from peftlab.models.model import Model
+from peftlab.models.own import make_model
+from peftlab.models.pretrained import load_checkpoint, save_checkpoint
+from peftlab.models.writer import Writer
+from peftlab.tasks.translate import Encoded, Translate, bleu_by_length, encode, marks, scores
+from peftlab.train.config import Config, read_config_file
+from peftlab.train.config import Translate as Settings
+from peftlab.train.loop import Training, ask
+from peftlab.train.precision import pick_device
+from peftlab.train.stop import Stop
+from peftlab.train.work import Work
+
+EDGES = (8, 12, 16, 21, 31)
+"""words of the source at which a bin of the BLEU by length begins"""
+
+
+class Translating(Work):
+    """Texts into other texts."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        assert config.translate is not None
+        if config.model is None:
+            raise UserError('a translation needs a [model] to train: give one, such as kind = "seq2seq"')
+        if not config.build_method().trains_base:
+            raise UserError(f"{config.method['name']} adapts a base, and a [model] of one's own has none: use full")
+        self.asked = config.translate
+        data = load_parallel(self.asked.name, self.asked.direction)
+        data = replace(data, train=first(data.train, self.asked.limit))
+        most = self.asked.test_limit
+        self.data = replace(data, tests={name: first(part, most) for name, part in data.tests.items()})
+        self.name = data.name
+
+    def hashes(self) -> tuple[str, ...]:
+        return (self.data.fingerprint(),)
+
+    def training(self) -> Training:
+        assert self.config.model is not None
+        train, asked = self.data.train, self.asked
+        self.tokenizer = Tokenizer.train_on(
+            [*train.sources, *train.targets], "bpe", vocab_size=asked.vocab, lowercase=asked.lowercase
+        )
+        model = make_model(self.config.model, self.tokenizer.vocab_size, marks(self.tokenizer))
+        self.model = model.to(pick_device())
+        rows, held = (self.encoded(lengthened(part, asked)) for part in (train, self.data.validation))
+        method = self.config.build_method()
+        return Training(self.model, method, Translate(asked.smoothing), rows, held, self.config.train)
+
+    def encoded(self, part: Pairs) -> Encoded:
+        """A part's tokens."""
+        return encode(self.tokenizer, part, self.asked.max_length)
+
+    def test(self, training: Training, stop: Stop) -> dict[str, list[Any]]:
+        how, longest = search(self.asked), self.asked.max_length
+
+        def question(model: Model, inputs: Pair, labels: Tensor) -> list[str]:
+            return translate(model, inputs.source, self.tokenizer, how, longest)
+
+        return {
+            name: ask(training.model, self.encoded(lengthened(part, self.asked)), question, training.precision, stop)
+            for name, part in self.data.tests.items()
+        }
+
+    def result(self, answers: dict[str, list[Any]]) -> dict[str, Any]:
+        tests: dict[str, dict[str, Any]] = {}
+        for name, texts in answers.items():
+            part = lengthened(self.data.tests[name], self.asked)
+            bins = bleu_by_length(part.sources, texts, part.targets, EDGES, self.asked.lowercase)
+            tests[name] = {
+                **scores(texts, part.targets, self.asked.lowercase),
+                "by_length": [vars(found) for found in bins],
+            }
+        means = {key: sum(part[key] for part in tests.values()) / len(tests) for key in ("bleu", "chrf")}
+        said = f"BLEU {means['bleu']:.1f}, chrF {means['chrf']:.1f}"
+        return {**means, "said": said, "tests": tests, "predictions": answers}
+
+    def save(self, folder: Path) -> list[Path]:
+        folder = folder / "model"
+        save_checkpoint(self.model.cpu(), "peftlab", {}, folder)
+        self.tokenizer.save(folder)
+        return [folder]
+
+
+def first(part: Pairs, most: int | None) -> Pairs:
+    """At most so many pairs; None: all."""
+    return part if most is None else part.take(range(min(most, len(part))))
+
+
+def lengthened(part: Pairs, asked: Settings) -> Pairs:
+    """The pairs, and as many texts of two, three … of them joined as are asked for."""
+    parts = [part, *(joined(part, k, seed=k) for k in range(2, asked.joined + 1) if k <= len(part))]
+    return Pairs(
+        [text for each in parts for text in each.sources],
+        [text for each in parts for text in each.targets],
+        [row for each in parts for row in each.rows],
+    )
+
+
+def search(asked: Settings) -> Search:
+    """How texts are looked for."""
+    return Beam(asked.beam, asked.length_penalty)
+
+
+def translate(model: Model, sources: Batch, tokenizer: Tokenizer, how: Search, longest: int) -> list[str]:
+    """The best text for each source; a few tokens longer than it, in proportion, at most `longest`."""
+    assert isinstance(model, Writer)
+    room = min(longest - 1, 2 * sources.ids.shape[1] + 10)
+    return [tokenizer.decode(found[0].tokens) if found else "" for found in write(model, sources, how, room)]
+
+
+def open_translator(folder: Path) -> tuple[Writer, Tokenizer, Settings]:
+    """A finished run's model, ready to translate."""
+    model, _, _ = load_checkpoint(folder / "model")
+    asked = read_config_file(folder / "config.toml").translate
+    assert asked is not None
+    return model, Tokenizer.load(folder / "model"), asked

@@ -1,0 +1,50 @@
+"""What a configuration asks for: its data, its model, what is trained, and what is told of it in the end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peftlab.train.config import Config
+from peftlab.train.loop import Training
+from peftlab.train.stop import Stop
+
+
+class Work(ABC):
+    """One task's way from a configuration to a result. The data is read, and its mistakes told, when it is made."""
+
+    name: str
+    """of the task, in results"""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @abstractmethod
+    def hashes(self) -> tuple[str, ...]:
+        """Of what the run depends on besides its configuration: data and base."""
+
+    def prepare(self) -> Training:
+        """The model with what is to be trained, and the rows to train on and to choose by."""
+        torch.manual_seed(self.config.train.seed)
+        if self.config.train.threads is not None:
+            torch.set_num_threads(self.config.train.threads)
+        return self.training()
+
+    @abstractmethod
+    def training(self) -> Training:
+        """The same, where seed and threads are set."""
+
+    @abstractmethod
+    def test(self, training: Training, stop: Stop) -> dict[str, list[Any]]:
+        """What the trained model answers for each row of each test part."""
+
+    @abstractmethod
+    def result(self, answers: dict[str, list[Any]]) -> dict[str, Any]:
+        """The scores of these answers, what to say of them (`said`), and the answers."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> list[Path]:
+        """Write what was trained into the run's folder; gives the folders that it wrote."""

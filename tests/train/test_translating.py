@@ -1,0 +1,129 @@
+"""Translation from a configuration to a run's folder and back: texts that are turned round, and mistakes."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peftlab.data.files import read_object
+from peftlab.errors import UserError
+from peftlab.models.base import load
+from peftlab.train import loop
+from peftlab.train.config import Config, make_config
+from peftlab.train.predict import answer_lines
+from peftlab.train.run import run
+
+MODEL = {
+    "kind": "seq2seq",
+    "dim": 64,
+    "layers": 2,
+    "heads": 4,
+    "inner": 128,
+    "position": "sinusoidal",
+    "embedding_scale": True,
+    "residual": "pre",
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "init_std": 0.1,
+}
+RECURRENT = {"kind": "rnn", "dim": 32, "cell": "lstm"}
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory) -> Path:
+    """Letters, and the same from the last to the first."""
+    folder, draw = tmp_path_factory.mktemp("letters"), random.Random(0)
+    for part, count in (("train", 8000), ("val", 100), ("test", 200)):
+        rows = [[draw.choice("abcdefghijklmnop") for _ in range(draw.randint(3, 9))] for _ in range(count)]
+        (folder / f"{part}.in").write_text("".join(" ".join(row) + "\n" for row in rows))
+        (folder / f"{part}.out").write_text("".join(" ".join(reversed(row)) + "\n" for row in rows))
+    return folder
+
+
+def turning(letters: Path, model=MODEL, translate=(), **train) -> Config:
+    task = {"name": str(letters), "direction": "in-out", "vocab": 300, "smoothing": 0.0, "beam": 1}
+    settings = {"steps": 900, "batch": 64, "lr": 3e-3, "threads": 1, "evaluations": 4, "precision": "fp32"}
+    return make_config({"model": model, "translate": task | dict(translate), "train": settings | train})
+
+
+def test_a_transformer_learns_to_turn_texts_round(letters, tmp_path):
+    result = run(turning(letters), tmp_path / "run")
+    expected = (letters / "test.out").read_text().splitlines()
+    assert [text.strip() for text in result["predictions"]["test"]] == expected
+    assert result["bleu"] == pytest.approx(100)
+    assert result["seconds"] < 60
+    assert result["tests"]["test"]["bleu_signature"].startswith("nrefs:1|case:mixed")
+    answers = list(answer_lines(tmp_path / "run", iter(["a b c", "p o n m"])))
+    assert [answer["translation"].strip() for answer in answers] == ["c b a", "m n o p"]
+
+
+@pytest.mark.parametrize("model", [MODEL | {"dropout": 0.1, "dim": 32}, RECURRENT, RECURRENT | {"sampling": 0.3}])
+def test_an_interrupted_training_ends_with_the_same_bits(letters, tmp_path, monkeypatch, model):
+    config = turning(letters, model, {"test_limit": 5}, steps=12, evaluations=3, checkpoint=0)
+    whole = run(config, tmp_path / "whole")
+    step = loop.Training.step
+
+    def stop_at_seven(training):
+        if training.progress.step == 7:
+            raise KeyboardInterrupt
+        step(training)
+
+    with monkeypatch.context() as inside:
+        inside.setattr(loop.Training, "step", stop_at_seven)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / "again")
+    again = run(config, tmp_path / "again")
+    for key in ("curve", "predictions", "bleu"):
+        assert whole[key] == again[key]
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "again")]
+    assert weights[0] == weights[1]
+
+
+def test_a_run_is_a_base_that_loads(letters, tmp_path):
+    run(turning(letters, RECURRENT, {"test_limit": 2}, steps=2, evaluations=1), tmp_path / "run")
+    base = load(tmp_path / "run" / "model")
+    assert base.model.config.cell == "lstm"
+    again = tmp_path / "again"
+    base.save(again)
+    assert (again / "model.safetensors").read_bytes() == (tmp_path / "run/model/model.safetensors").read_bytes()
+    assert read_object(again / "config.json") == read_object(tmp_path / "run/model/config.json")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": MODEL, "method": {"name": "lora"}}, "lora adapts a base, and a .model. of one's own has none: use"),
+        ({"model": None}, "a translation needs a .model. to train"),
+        ({"model": {"kind": "rnnn"}}, "unknown kind in .model. 'rnnn': did you mean 'rnn'"),
+        ({"model": {"kind": "rnn", "dimm": 3}}, "unknown key of .model. for a rnn 'dimm': did you mean 'dim'"),
+        ({"model": {"kind": "seq2seq", "dim": 32}}, "can't be .* missing 3 required"),
+        ({"model": MODEL | {"heads": 5}}, "5 heads do not divide a width of 64"),
+        ({"model": MODEL, "translate": {"nmae": "x"}}, "unknown key of .translate. .* 'nmae': did you mean 'name'"),
+        ({"model": MODEL, "translate": {"name": "nowhere.en,nowhere.de"}}, "there is no file nowhere.en"),
+    ],
+)
+def test_mistakes_are_told_before_training(letters, tmp_path, settings, message):
+    task = {"name": str(letters), "direction": "in-out", "vocab": 300}
+    content = {"translate": task, "method": {"name": "full"}, **settings}
+    with pytest.raises(UserError, match=message):
+        run(make_config({key: value for key, value in content.items() if value is not None}), tmp_path / "run")
+
+
+def test_every_line_gets_an_answer_and_every_problem_its_line(letters, tmp_path):
+    run(turning(letters, RECURRENT, {"test_limit": 2, "max_length": 20}, steps=2, evaluations=1), tmp_path / "run")
+    lines = [b"a b c"] * 600 + [b"", "ж 漢 \U0001f600".encode(), b"a \xff b", b"a " * 50, b"   "] + [b"c d"] * 10
+    command = [sys.executable, "-m", "peftlab", "predict", str(tmp_path / "run")]
+    done = subprocess.run(command, input=b"\n".join(lines) + b"\n", capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    out = done.stdout.decode().splitlines()
+    assert len(out) == len(lines)
+    assert out[600] == out[604] == ""
+    said = done.stderr.decode()
+    for problem in ("line 601 is empty", "line 603 is not UTF-8", "line 604 has 51 tokens", "line 605 is empty"):
+        assert problem in said
+    assert len(said.splitlines()) == 4
+    found = subprocess.run([*command, "--json", "a b"], capture_output=True, text=True)
+    assert json.loads(found.stdout).keys() == {"text", "translation"}
