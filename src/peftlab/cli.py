@@ -130,6 +130,9 @@ def compare(
     seeds: Annotated[int, typer.Option(min=1, help="runs of each method")] = 2,
     base: Annotated[str, typer.Option(help="short name, folder or hub id of the model")] = "minilm",
     limit: Annotated[int | None, typer.Option(min=8, help="train on at most so many rows")] = None,
+    test_limit: Annotated[
+        int | None, typer.Option(min=8, help="test on at most so many rows [default: 1500; with --epochs all]")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="optimizer steps of each run [default: 300]")] = None,
     epochs: Annotated[float | None, typer.Option(help="passes over the training rows, instead of steps")] = None,
     budget: Annotated[
@@ -169,6 +172,7 @@ def compare(
         steps=steps or 300,
         epochs=epochs,
         limit=limit,
+        test_limit=test_limit,
         budget=budget,
         overrides=set_ or [],
         workers=workers,

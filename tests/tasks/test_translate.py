@@ -36,7 +36,7 @@ def test_a_pair_is_read_to_its_end_mark_and_written_from_its_start_mark(tokenize
     for place, row in enumerate(rows):
         source, target = tokenizer.ids(PAIRS.sources[row]), tokenizer.ids(PAIRS.targets[row])
         real, written = pair.source.mask[place], pair.target.mask[place]
-        assert pair.source.ids[place][real].tolist() == [*source, tokenizer.eos]
+        assert pair.source.ids[place][real].tolist() == [tokenizer.bos, *source, tokenizer.eos]
         assert pair.target.ids[place][written].tolist() == [tokenizer.bos, *target]
         assert labels[place][written].tolist() == [*target, tokenizer.eos]
         assert tokenizer.decode(labels[place]) == PAIRS.targets[row]  # −100 is no token
@@ -57,12 +57,12 @@ def test_the_lengths_are_those_of_what_a_model_is_given(tokenizer):
 
 
 def test_long_texts_are_cut_and_counted(tokenizer):
-    tokens = [len(tokenizer.ids(text)) + 1 for text in [*PAIRS.sources, *PAIRS.targets]]
+    tokens = [len(tokenizer.ids(text)) + 2 for text in [*PAIRS.sources, *PAIRS.targets]]
     limit = sorted(tokens)[4]
     encoded, whole = encode(tokenizer, PAIRS, limit), encode(tokenizer, PAIRS, 100)
     assert encoded.cut == sum(n > limit for n in tokens) > 0
     pair, labels = encoded.batch(range(4))
-    assert (pair.source.ids.shape[1], pair.target.ids.shape[1]) == (limit, limit)
+    assert (pair.source.ids.shape[1], pair.target.ids.shape[1]) == (limit, limit - 1)
     for cut, row in zip(encoded.sources, whole.sources, strict=True):
         assert cut == row if len(row) <= limit else cut == [*row[: limit - 1], tokenizer.eos]
     assert ((labels == tokenizer.eos).sum(1) == 1).all()

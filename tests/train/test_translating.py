@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def letters(tmp_path_factory) -> Path:
     """Letters, and the same from the last to the first."""
     folder, draw = tmp_path_factory.mktemp("letters"), random.Random(0)
     for part, count in (("train", 8000), ("val", 100), ("test", 200)):
-        rows = [[draw.choice("abcdefghijklmnop") for _ in range(draw.randint(3, 9))] for _ in range(count)]
+        rows = [[draw.choice("abcdefghij") for _ in range(draw.randint(3, 8))] for _ in range(count)]
         (folder / f"{part}.in").write_text("".join(" ".join(row) + "\n" for row in rows))
         (folder / f"{part}.out").write_text("".join(" ".join(reversed(row)) + "\n" for row in rows))
     return folder
@@ -45,19 +46,20 @@ def letters(tmp_path_factory) -> Path:
 
 def turning(letters: Path, model=MODEL, translate=(), **train) -> Config:
     task = {"name": str(letters), "direction": "in-out", "vocab": 300, "smoothing": 0.0, "beam": 1}
-    settings = {"steps": 900, "batch": 64, "lr": 3e-3, "threads": 1, "evaluations": 4, "precision": "fp32"}
+    settings = {"steps": 800, "batch": 64, "lr": 3e-3, "threads": 1, "evaluations": 4, "precision": "fp32"}
     return make_config({"model": model, "translate": task | dict(translate), "train": settings | train})
 
 
 def test_a_transformer_learns_to_turn_texts_round(letters, tmp_path):
+    start = time.process_time()  # not by the clock: it would measure what else the machine does
     result = run(turning(letters), tmp_path / "run")
+    assert time.process_time() - start < 60
     expected = (letters / "test.out").read_text().splitlines()
     assert [text.strip() for text in result["predictions"]["test"]] == expected
     assert result["bleu"] == pytest.approx(100)
-    assert result["seconds"] < 60
     assert result["tests"]["test"]["bleu_signature"].startswith("nrefs:1|case:mixed")
-    answers = list(answer_lines(tmp_path / "run", iter(["a b c", "p o n m"])))
-    assert [answer["translation"].strip() for answer in answers] == ["c b a", "m n o p"]
+    answers = list(answer_lines(tmp_path / "run", iter(["a b c", "j i h g"])))
+    assert [answer["translation"].strip() for answer in answers] == ["c b a", "g h i j"]
 
 
 @pytest.mark.parametrize("model", [MODEL | {"dropout": 0.1, "dim": 32}, RECURRENT, RECURRENT | {"sampling": 0.3}])

@@ -176,6 +176,12 @@ class Embedding(nn.Module):
         x = self.project(self.dropout(self.norm(x, mask, route)), route)
         return Embedded(x, mask, full, n, first, None if virtual is None else virtual.shift)
 
+    @property
+    def room(self) -> int:
+        """How many tokens a text may have: the positions, less those that active virtual tokens take."""
+        taken = sum(addition.moves for name in self.tokens.active if (addition := self.tokens.get(name)) is not None)
+        return int(self.positions.count) - taken  # type: ignore[arg-type]
+
     def at(self, ids: Tensor, positions: Tensor, route: Route | None = None) -> Tensor:
         """Real tokens at given positions, [B, T] each → [B, T, D]: how a decoder goes on with a text."""
         x = self.vectors(ids) + (0.0 if self.segments is None else self.segments.weight[0])

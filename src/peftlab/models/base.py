@@ -57,14 +57,12 @@ class Base:
         A text longer than the positions, less those that active virtual tokens take, is an error unless `truncate`.
         """
         batch = self.tokenizer.encode(texts, max_length=self.room, truncate=truncate, pad_side=pad_side)
-        return batch.to(self.model.embedding.words.weight.device)
+        return batch.to(next(self.model.parameters()).device)
 
     @property
-    def room(self) -> int:
+    def room(self) -> Any:
         """How many tokens a text may have: the positions, less those that active virtual tokens take."""
-        site = self.model.embedding.tokens
-        taken = sum(addition.moves for name in site.active if (addition := site.get(name)) is not None)
-        return int(self.model.embedding.positions.count) - taken
+        return self.model.room
 
     def save(self, folder: str | Path, head: str | None = None, max_length: int | None = None) -> None:
         """Write model, configuration and tokenizer as `transformers` reads them, with a manifest of their SHA-256.
@@ -89,10 +87,8 @@ class Base:
         write_manifest(folder, [*names, *files, *self.tokenizer.save(folder)])
 
     def __repr__(self) -> str:
-        c = self.config
-        count = sum(tensor.numel() for tensor in self.model.base_state().values())
-        shape = f"{c.layers} layers, {c.dim} wide, {c.heads} heads, {c.vocab:,} tokens"
-        return f"Base({self.name!r}: {self.family}, {shape}, {count / 1e6:.1f}M parameters)"
+        tensors = {tensor.data_ptr(): tensor.numel() for tensor in self.model.base_state().values()}
+        return f"Base({self.name!r}: {self.family}, {self.model.shape}, {sum(tensors.values()) / 1e6:.1f}M parameters)"
 
 
 def base_fingerprint(name: str | Path) -> str:

@@ -158,6 +158,10 @@ class Decoder(Writer):
         if not self.embedding.words.weight.is_meta:
             initialise(self, config)
 
+    @property
+    def room(self) -> int | None:
+        return self.embedding.room
+
     def forward(
         self,
         batch: Batch,

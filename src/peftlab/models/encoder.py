@@ -108,6 +108,10 @@ class Encoder(Model):
         if not self.embedding.words.weight.is_meta:
             initialise(self, config)
 
+    @property
+    def room(self) -> int | None:
+        return self.embedding.room
+
     def forward(
         self,
         batch: Batch,

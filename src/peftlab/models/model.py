@@ -92,6 +92,17 @@ class Model(nn.Module):
         self.merged: tuple[str, ...] = ()
         self.found: dict[str, Place] = {}
 
+    @property
+    def room(self) -> int | None:
+        """How many tokens a text that is given may have; None: any number."""
+        return None
+
+    @property
+    def shape(self) -> str:
+        """Its size in a few words."""
+        c = self.config
+        return f"{c.layers} layers, {c.dim} wide, {c.heads} heads, {c.vocab:,} tokens"
+
     def places(self) -> dict[str, Place]:
         """Every site by its address with its owner, in the order in which the data passes them."""
         if not self.found:  # looked for once: with a thousand adapters a walk through all modules takes 40 ms

@@ -139,6 +139,11 @@ class RecurrentSeq2Seq(Writer):
         name_sites(self, "decoder")
         self.initialise()
 
+    @property
+    def shape(self) -> str:
+        c = self.config
+        return f"{c.cell} with {c.attention} attention, {c.layers} layers, {c.dim} wide, {c.vocab:,} tokens"
+
     def forward(
         self,
         pair: Pair,

@@ -21,7 +21,6 @@ from peftlab.data.batch import Batch, Pair
 from peftlab.errors import UserError
 from peftlab.layers import masks
 from peftlab.layers.attention import Look
-from peftlab.layers.embedding import Embedding
 from peftlab.layers.site import Route
 from peftlab.models.decoder import Decoder, DecoderConfig, DecoderMemory, Looks, Source
 from peftlab.models.encoder import Encoder, EncoderConfig
@@ -65,9 +64,12 @@ class Seq2Seq(Writer):
         self.marks, self.max_length = self.decoder.marks, config.decoder.max_length
 
     @property
-    def embedding(self) -> Embedding:
-        """What takes in the text that is given."""
-        return self.encoder.embedding
+    def room(self) -> int | None:
+        return self.encoder.room
+
+    @property
+    def shape(self) -> str:
+        return f"encoder of {self.encoder.shape}, decoder of {self.decoder.shape}"
 
     def forward(
         self,

@@ -3,7 +3,7 @@
 Texts are tokenised once; the loss is the cross-entropy with label smoothing (Vaswani et al. 2017, arXiv 1706.03762,
 section 5.4), the scores are BLEU and chrF as sacreBLEU counts them (Post 2018, arXiv 1804.08771).
 
-    the encoder reads     ids </s>
+    the encoder reads     <s> ids </s>
     the decoder is given  <s> ids
     and is to write       ids </s>
 
@@ -39,9 +39,9 @@ class Encoded:
     """Tokenised pairs, ragged: padding is decided batch by batch."""
 
     sources: list[list[int]]
-    """each ends in the end mark"""
+    """each from the start mark to the end mark, as `Tokenizer.encode` has it"""
     targets: list[list[int]]
-    """each from the start mark to the end mark"""
+    """likewise"""
     rows: list[int]
     """the number of each pair's line in the file it came from, for messages"""
     pad: int
@@ -81,14 +81,14 @@ def marks(tokenizer: Tokenizer) -> Marks:
 
 
 def encode(tokenizer: Tokenizer, part: Pairs, max_length: int) -> Encoded:
-    """Tokenise once; a text that would have more than `max_length` tokens with its mark loses its end."""
-    assert max_length > 1
+    """Tokenise once; a text that would have more than `max_length` tokens with its marks loses its end."""
+    assert max_length > 2
     mark = marks(tokenizer)
     assert mark.start is not None
     sources, targets = ([tokenizer.ids(text) for text in texts] for texts in (part.sources, part.targets))
-    room = max_length - 1
+    room = max_length - 2
     return Encoded(
-        [[*ids[:room], mark.end] for ids in sources],
+        [[mark.start, *ids[:room], mark.end] for ids in sources],
         [[mark.start, *ids[:room], mark.end] for ids in targets],
         part.rows,
         mark.pad,
