@@ -118,7 +118,8 @@ class Attention(nn.Module):
         """
         q = self.q(x, route)
         k, v = self.keys_values(x if memory is None else memory, route, kept)
-        k, v, mask = self.kv(k, v, mask, route)
+        if not self.kv.idle(route):
+            k, v, mask = self.kv(k, v, mask, route)
         q, k, v = self.score(self.split(q)), self.split(k), self.split(v)
         dropout = self.dropout if self.training else 0.0
         if looks is not None:

@@ -14,7 +14,8 @@ class Linear(nn.Linear):
         self.site = LinearSite()
 
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
-        return self.site(x, F.linear(x, self.weight, self.bias), self.weight, self.bias, route)
+        y = F.linear(x, self.weight, self.bias)
+        return y if self.site.idle(route) else self.site(x, y, self.weight, self.bias, route)
 
     def reset_parameters(self) -> None:
         """Torch's own, but not on the meta device: nothing is to be filled there, and torch would load its compiler."""

@@ -25,7 +25,9 @@ class LayerNorm(nn.Module):
         self.site = NormSite()
 
     def forward(self, x: Tensor, mask: Tensor | None = None, route: Route | None = None) -> Tensor:
-        scale, shift = self.site(self.weight, self.bias, route)
+        scale, shift = self.weight, self.bias
+        if not self.site.idle(route):
+            scale, shift = self.site(scale, shift, route)
         if shift.ndim == 1:
             return F.layer_norm(x, scale.shape, scale, shift, self.eps)
         # rows differ: [B, 1, D]

@@ -48,7 +48,7 @@ class Residual(nn.Module):
         if among is not None:
             inputs["memory"] = self.receive(among, real, route)
         y = self.dropout(self.sublayer(received, route=route, **inputs))
-        return join(self.out(y, received, join, route))
+        return join(y if self.out.idle(route) else self.out(y, received, join, route))
 
     def receive(self, x: Tensor, real: Tensor | None, route: Route | None) -> Tensor:
         """What f is given."""

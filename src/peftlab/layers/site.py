@@ -96,6 +96,10 @@ class Site(nn.ModuleDict):
                 self.sizes[addition.group] = max(self.sizes.get(addition.group, 0), addition.size)
         return self.sizes
 
+    def idle(self, route: Route | None) -> bool:
+        """Whether nothing acts, and the site need not be asked: most are empty, and a call takes longer than this."""
+        return not self.active if route is None else self.key not in route.parts
+
     def acting(self, route: Route | None) -> Sequence[Callable[..., Any]]:
         """The additions that act in this pass, in order."""
         if route is None:
