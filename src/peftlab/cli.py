@@ -194,11 +194,25 @@ def predict(
     json_: Annotated[
         bool, typer.Option("--json", help="an object a line: text, label, probabilities, logits; or text, translation")
     ] = False,
+    attention: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="also write a page of where the model looked, for up to 20 texts"),
+    ] = None,
 ) -> None:
     """Label or translate texts with a finished run: from arguments, a file or standard input, a line for each."""
     from peftlab.train.predict import answer_lines, read_lines
 
-    for answer in answer_lines(folder, read_lines(texts, file, pair)):
+    lines = read_lines(texts, file, pair)
+    if attention is None:
+        answers = answer_lines(folder, lines)
+    else:
+        from peftlab.report.attention import write
+        from peftlab.train.looking import look
+
+        seen = look(folder, lines)
+        write(seen, str(folder), attention)
+        answers = iter([each.answer for each in seen])
+    for answer in answers:
         plain = answer["translation"] if "translation" in answer else f"{answer['label']}\t{answer['text']}"
         print(json.dumps(answer, ensure_ascii=False) if json_ else plain, flush=True)
 

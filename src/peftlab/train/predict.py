@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from peftlab.data.batch import Batch
 from peftlab.data.parallel import Pairs
 from peftlab.errors import UserError, unknown
+from peftlab.generate.search import Written
 from peftlab.models.base import Base
 from peftlab.peft.attach import merge
 from peftlab.peft.formats import save_adapter
 from peftlab.peft.stock import why_not_stock
-from peftlab.tasks.translate import encode
+from peftlab.tasks.translate import Encoded, encode
 from peftlab.train.classifying import ADAPTER, open_run
 from peftlab.train.config import Config, read_config_file
 from peftlab.train.order import sorted_batches
@@ -25,6 +27,8 @@ from peftlab.train.translating import open_translator, search, translate
 
 CHUNK = 256
 """lines read before the first are answered"""
+MARKS = 2
+"""tokens of a source without words: its start and its end"""
 
 Line = str | tuple[str, str]
 Answer = dict[str, Any]
@@ -55,62 +59,84 @@ def decoded_lines(file: Path | None) -> Iterator[str]:
                 yield line.decode("utf-8", "replace").rstrip("\r\n")
 
 
-def answer_lines(folder: Path, lines: Iterator[Line]) -> Iterator[Answer]:
-    """What a finished run says to each text, in their order: a label, or a translation."""
-    if not (folder / "result.json").is_file():
-        raise UserError(f"{folder} is not a finished run: it has no result.json")
-    config = read_config_file(folder / "config.toml")
-    answer = (labeller if config.translate is None else translator)(folder)
-    number = 0
-    while chunk := list(islice(lines, CHUNK)):
-        yield from answer(chunk, number)
-        number += len(chunk)
+class Labeller:
+    """A finished classifier: for each text its label, the probability of each label, and the logits."""
 
+    def __init__(self, folder: Path) -> None:
+        self.base, config = open_run(folder)
+        self.names = self.base.model.adapters[ADAPTER].head.names
+        self.length = min(config.task.max_length, self.base.room)
 
-def labeller(folder: Path) -> Callable[[list[Line], int], Iterator[Answer]]:
-    """For each text its label, the probability of each label, and the logits."""
-    base, config = open_run(folder)
-    names = base.model.adapters[ADAPTER].head.names
-    length = min(config.task.max_length, base.room)
+    def read(self, lines: list[Line]) -> Batch:
+        """The tokens of the texts; what is too long loses its end."""
+        return self.base.tokenizer.encode(lines, max_length=self.length, truncate=True)
 
     @torch.no_grad()
-    def answer(chunk: list[Line], before: int) -> Iterator[Answer]:
-        batch = base.tokenizer.encode(chunk, max_length=length, truncate=True)
-        logits = base.model(batch, logits_only=True).logits
-        for text, row in zip(chunk, logits, strict=True):
-            probabilities = dict(zip(names, row.softmax(0).tolist(), strict=True))
-            label = names[int(row.argmax())]
+    def answer(self, lines: list[Line], before: int) -> Iterator[Answer]:
+        """An answer for each line; `before` them so many were read."""
+        logits = self.base.model(self.read(lines), logits_only=True).logits
+        for text, row in zip(lines, logits, strict=True):
+            probabilities = dict(zip(self.names, row.softmax(0).tolist(), strict=True))
+            label = self.names[int(row.argmax())]
             yield {"text": text, "label": label, "probabilities": probabilities, "logits": row.tolist()}
 
-    return answer
 
+class Translator:
+    """A finished translator: for each text its translation; a text without words stays empty."""
 
-def translator(folder: Path) -> Callable[[list[Line], int], Iterator[Answer]]:
-    """For each text its translation and the score that the search gave it; a text without words stays empty."""
-    model, tokenizer, asked = open_translator(folder)
-    how = search(asked)
+    def __init__(self, folder: Path) -> None:
+        self.model, self.tokenizer, self.asked = open_translator(folder)
 
-    def answer(chunk: list[Line], before: int) -> Iterator[Answer]:
-        texts = [(line if isinstance(line, str) else " ".join(line)).strip() for line in chunk]
-        part = encode(tokenizer, Pairs(texts, texts, list(range(before + 1, before + 1 + len(texts)))), sys.maxsize)
-        found: dict[int, str] = {}
-        for i, (text, ids) in enumerate(zip(texts, part.sources, strict=True)):
-            if not text:
+    def answer(self, lines: list[Line], before: int) -> Iterator[Answer]:
+        """An answer for each line; `before` them so many were read."""
+        for line, best in zip(lines, self.write(self.read(lines, before)), strict=True):
+            yield {"text": line, "translation": self.text(best)}
+
+    def read(self, lines: list[Line], before: int) -> Encoded:
+        """The tokens of the texts; of one that is empty or too long it is told by its line."""
+        texts = [(line if isinstance(line, str) else " ".join(line)).strip() for line in lines]
+        part = encode(
+            self.tokenizer, Pairs(texts, texts, list(range(before + 1, before + 1 + len(texts)))), sys.maxsize
+        )
+        for i, ids in enumerate(part.sources):
+            if len(ids) == MARKS:
                 warnings.warn(f"line {part.rows[i]} is empty: so is its translation", stacklevel=2)
-                found[i] = ""
-            elif len(ids) > asked.max_length:
-                problem = f"line {part.rows[i]} has {len(ids)} tokens and the model reads {asked.max_length}"
+            elif len(ids) > self.asked.max_length:
+                problem = f"line {part.rows[i]} has {len(ids)} tokens and the model reads {self.asked.max_length}"
                 warnings.warn(f"{problem}: its end is left out", stacklevel=2)
-                part.sources[i] = [*ids[: asked.max_length - 1], ids[-1]]
-        left = [i for i in range(len(texts)) if i not in found]
+                part.sources[i] = [*ids[: self.asked.max_length - 1], ids[-1]]
+        return part
+
+    def write(self, part: Encoded) -> list[Written | None]:
+        """Their translations; None for a text without words."""
+        found: list[Written | None] = [None] * len(part)
+        left = [i for i, ids in enumerate(part.sources) if len(ids) > MARKS]
         for rows in sorted_batches([len(part.sources[i]) for i in left]):
             places = [left[row] for row in rows]
-            written = translate(model, part.batch(places)[0].source, tokenizer, how, asked.max_length)
-            found |= dict(zip(places, written, strict=True))
-        for i, line in enumerate(chunk):
-            yield {"text": line, "translation": " ".join(found[i].splitlines())}  # as many lines as were given
+            written = translate(self.model, part.batch(places)[0].source, search(self.asked), self.asked.max_length)
+            for place, best in zip(places, written, strict=True):
+                found[place] = best
+        return found
 
-    return answer
+    def text(self, best: Written | None) -> str:
+        """A translation in one line, so that there are as many lines as were given."""
+        return "" if best is None else " ".join(self.tokenizer.decode(best.tokens).splitlines())
+
+
+def open_finished(folder: Path) -> Labeller | Translator:
+    """What a finished run trained, ready to answer."""
+    if not (folder / "result.json").is_file():
+        raise UserError(f"{folder} is not a finished run: it has no result.json")
+    return (Labeller if read_config_file(folder / "config.toml").translate is None else Translator)(folder)
+
+
+def answer_lines(folder: Path, lines: Iterator[Line]) -> Iterator[Answer]:
+    """What a finished run says to each text, in their order: a label, or a translation."""
+    trained = open_finished(folder)
+    number = 0
+    while chunk := list(islice(lines, CHUNK)):
+        yield from trained.answer(chunk, number)
+        number += len(chunk)
 
 
 def export_run(folder: Path, out: Path, to: str) -> None:

@@ -13,7 +13,7 @@ from peftlab.data.parallel import Pairs, joined, load_parallel
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.generate.beam import Beam
-from peftlab.generate.search import Search, write
+from peftlab.generate.search import Search, Written, write
 from peftlab.models.model import Model
 from peftlab.models.own import make_model
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
@@ -70,7 +70,7 @@ class Translating(Work):
         how, longest = search(self.asked), self.asked.max_length
 
         def question(model: Model, inputs: Pair, labels: Tensor) -> list[str]:
-            return translate(model, inputs.source, self.tokenizer, how, longest)
+            return [self.tokenizer.decode(best.tokens) for best in translate(model, inputs.source, how, longest)]
 
         return {
             name: ask(training.model, self.encoded(lengthened(part, self.asked)), question, training.precision, stop)
@@ -117,11 +117,10 @@ def search(asked: Settings) -> Search:
     return Beam(asked.beam, asked.length_penalty)
 
 
-def translate(model: Model, sources: Batch, tokenizer: Tokenizer, how: Search, longest: int) -> list[str]:
-    """The best text for each source; a few tokens longer than it, in proportion, at most `longest`."""
+def translate(model: Model, sources: Batch, how: Search, longest: int) -> list[Written]:
+    """The best text for each source, of at most `longest` tokens with its marks."""
     assert isinstance(model, Writer)
-    room = min(longest - 1, 2 * sources.ids.shape[1] + 10)
-    return [tokenizer.decode(found[0].tokens) if found else "" for found in write(model, sources, how, room)]
+    return [found[0] for found in write(model, sources, how, longest - 2)]
 
 
 def open_translator(folder: Path) -> tuple[Writer, Tokenizer, Settings]:
