@@ -103,6 +103,7 @@ def test_a_run_is_a_base_that_loads(letters, tmp_path):
         ({"model": {"kind": "rnn", "dimm": 3}}, "unknown key of .model. for a rnn 'dimm': did you mean 'dim'"),
         ({"model": {"kind": "seq2seq", "dim": 32}}, "can't be .* missing 3 required"),
         ({"model": MODEL | {"heads": 5}}, "5 heads do not divide a width of 64"),
+        ({"model": MODEL | {"max_length": 20}}, "model.max_length is 20 and translate.max_length 128"),
         ({"model": MODEL, "translate": {"nmae": "x"}}, "unknown key of .translate. .* 'nmae': did you mean 'name'"),
         ({"model": MODEL, "translate": {"name": "nowhere.en,nowhere.de"}}, "there is no file nowhere.en"),
     ],

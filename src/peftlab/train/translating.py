@@ -14,9 +14,9 @@ from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.generate.beam import Beam
 from peftlab.generate.search import Search, Written, write
+from peftlab.models.base import Base, load
 from peftlab.models.model import Model
-from peftlab.models.own import make_model
-from peftlab.models.pretrained import load_checkpoint, save_checkpoint
+from peftlab.models.own import OWN, make_model
 from peftlab.models.writer import Writer
 from peftlab.tasks.translate import Encoded, Translate, bleu_by_length, encode, marks, scores
 from peftlab.train.config import Config, read_config_file
@@ -57,6 +57,9 @@ class Translating(Work):
             [*train.sources, *train.targets], "bpe", vocab_size=asked.vocab, lowercase=asked.lowercase
         )
         model = make_model(self.config.model, self.tokenizer.vocab_size, marks(self.tokenizer))
+        if model.max_length is not None and model.max_length < asked.max_length:
+            lengths = f"model.max_length is {model.max_length} and translate.max_length {asked.max_length}"
+            raise UserError(f"{lengths}: the model needs as many positions as a text may have tokens")
         self.model = model.to(pick_device())
         rows, held = (self.encoded(lengthened(part, asked)) for part in (train, self.data.validation))
         method = self.config.build_method()
@@ -92,8 +95,7 @@ class Translating(Work):
 
     def save(self, folder: Path) -> list[Path]:
         folder = folder / "model"
-        save_checkpoint(self.model.cpu(), "peftlab", {}, folder)
-        self.tokenizer.save(folder)
+        Base(str(folder), self.model.cpu(), self.tokenizer, OWN, {}).save(folder)
         return [folder]
 
 
@@ -125,7 +127,6 @@ def translate(model: Model, sources: Batch, how: Search, longest: int) -> list[W
 
 def open_translator(folder: Path) -> tuple[Writer, Tokenizer, Settings]:
     """A finished run's model, ready to translate."""
-    model, _, _ = load_checkpoint(folder / "model")
-    asked = read_config_file(folder / "config.toml").translate
+    base, asked = load(folder / "model"), read_config_file(folder / "config.toml").translate
     assert asked is not None
-    return model, Tokenizer.load(folder / "model"), asked
+    return base.model, base.tokenizer, asked
