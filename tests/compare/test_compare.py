@@ -56,7 +56,7 @@ def test_what_is_done_is_not_run_again(tiny, films_file, done):
 def test_another_configuration_is_refused_before_anything_runs(tiny, films_file, done, monkeypatch):
     _, out = done
     monkeypatch.setattr(grid, "start", lambda *_: pytest.fail("a run was started"))
-    with pytest.raises(UserError, match=r"lora-films-0 holds a run of another configuration: there task.limit is 54"):
+    with pytest.raises(UserError, match=r"lora-films-0 holds a run of another configuration: there task.limit is 40"):
         compare(question(tiny, films_file, steps=7), out)
 
 

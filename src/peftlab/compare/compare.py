@@ -46,6 +46,8 @@ class Question:
     base: str = "minilm"
     steps: int = 300
     """optimizer steps of each run"""
+    batch: int = 6
+    """rows a step: few, so that 300 steps of seven methods with two seeds fit into ten minutes on two cores"""
     epochs: float | None = None
     """passes over the training rows, instead of steps"""
     limit: int | None = None
@@ -63,7 +65,7 @@ class Question:
 
     def shortened(self) -> Question:
         """The same for a first look."""
-        return replace(self, seeds=1, steps=min(self.steps, 60), epochs=None, test_limit=400, quick=True)
+        return replace(self, seeds=1, steps=min(self.steps, 60), batch=8, epochs=None, test_limit=400, quick=True)
 
     @property
     def at_once(self) -> int:
@@ -79,7 +81,7 @@ class Question:
         """The runs, each with what its configuration is to say."""
         methods = self.methods or [name for name, method in METHODS.items() if method.by_default]
         self.check(methods)
-        length = {"steps": self.steps, "batch": 8} if self.epochs is None else {"epochs": self.epochs}
+        length = {"steps": self.steps, "batch": self.batch} if self.epochs is None else {"epochs": self.epochs}
         tested = TESTED if self.test_limit is None and self.epochs is None else self.test_limit
         task: dict[str, Any] = {"limit": self.limit, "test_limit": tested}
         settings = {"base": self.base, "task": task, "train": {"evaluations": 3, **length}}
