@@ -3,8 +3,8 @@
     PYTHONPATH=tests python tests/train/interrupted.py --count 200
 
 A process is forked for each attempt, so that it starts in milliseconds. Half of the attempts are killed (SIGKILL) at a
-time drawn uniformly from a run's duration, half inside a save, drawn uniformly from its saves (one a step); the
-histograms say where and how far in a run the kills struck. Then the run is started again and left alone.
+time drawn uniformly from a run's duration, half inside a save, drawn uniformly from its saves; the histograms say where
+the kills struck, and when those by the clock did. Then the run is started again and left alone.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from peftlab.data.sources import fetch_base
 from peftlab.train.checkpoint import Checkpoints
 from peftlab.train.run import run
 
+TIMED = 20
+"""attempts after which a whole run is timed again"""
 WHERE = ("before the first save", "between saves", "inside a save")
 
 
@@ -57,27 +59,38 @@ def main() -> None:
         folder = Path(name)
         base = Path(given.base) if given.base else write_base(folder / "base", fetch_base("minilm"))
         config = films(base, write_films(folder / "films.csv"), checkpoint=0)
-        start = time.monotonic()
-        attempt(config, folder / "whole", seen, None)
-        duration, saves = time.monotonic() - start, seen[1]
-        expected = bits(folder / "whole")
-        tenths = Counter()
+        duration = timed(config, folder / "whole", seen)
+        saves, expected = seen[1], bits(folder / "whole")
+        tenths, late = Counter(), 0
         for number in range(given.count):
+            if number % TIMED == TIMED - 1:  # a machine grows faster and slower while this goes on
+                shutil.rmtree(folder / "whole")
+                duration = timed(config, folder / "whole", seen)
             out = folder / "killed"
             inside = number % 2 == 1
             moment = draw.randrange(saves) if inside else draw.uniform(0, duration)
             where = attempt(config, out, seen, (inside, moment, draw.random()))
             histogram[where] += 1
-            tenths[min(9, 10 * seen[0] // saves)] += 1
+            if not inside:
+                late += (out / "result.json").is_file()
+                tenths[int(10 * moment / duration)] += 1
             attempt(config, out, seen, None)
             assert bits(out) == expected, f"attempt {number}, killed {where}, ended with other bits"
             shutil.rmtree(out)
     for where in WHERE:
         print(f"{where:<24}{histogram[where]:>5}  {'#' * histogram[where]}")
+    print(f"of those by the clock, by the share of a run's time ({late} came after its end):")
     for tenth in range(10):
-        print(f"{10 * tenth:>3} … {10 * tenth + 10:>3} % of the saves{tenths[tenth]:>4}  {'#' * tenths[tenth]}")
+        print(f"{10 * tenth:>3} … {10 * tenth + 10:>3} % of the time{tenths[tenth]:>5}  {'#' * tenths[tenth]}")
     assert histogram["inside a save"] >= given.count / 5, "too few kills struck inside a save"
     print(f"{given.count} kills, each run went on and ended with the same bits")
+
+
+def timed(config, out: Path, seen: Shared) -> float:
+    """Run without a kill; gives the seconds that it took."""
+    start = time.monotonic()
+    attempt(config, out, seen, None)
+    return time.monotonic() - start
 
 
 def attempt(config, out: Path, seen: Shared, kill) -> str:
