@@ -313,3 +313,10 @@ def test_texts_that_are_too_long_are_told():
 def test_a_head_has_no_place_in_a_model_that_writes():
     with pytest.raises(UserError, match="Decoder writes text and has no place for a head"):
         attach(small("decoder"), "mine", LoRA(), head=Classifier(labels=2))
+
+
+def test_an_embedding_of_another_width_needs_an_output_of_its_own():
+    model = small("decoder", embedding_dim=16, tied=False)
+    assert model(ragged(5, 3)).logits.shape == (2, 5, 60)
+    with pytest.raises(UserError, match="embedding_dim is 16 and dim is 24: a tied output needs them equal"):
+        small("decoder", embedding_dim=16)

@@ -55,6 +55,12 @@ class DecoderConfig(StackConfig):
     end: int = 0
     """the id of the token that ends a text"""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tied and self.embedding_dim not in (None, self.dim):
+            widths = f"embedding_dim is {self.embedding_dim} and dim is {self.dim}"
+            raise UserError(f"{widths}: a tied output needs them equal, or tied=False")
+
 
 class Source(NamedTuple):
     """What cross-attention looks at."""
@@ -150,8 +156,7 @@ class Decoder(Writer):
         self.embedding = build_embedding(config, words)
         self.blocks = nn.ModuleList(build_block(config) for _ in range(config.layers))
         self.norm = last_norm(config)
-        width = self.embedding.words.embedding_dim
-        self.vocabulary = None if config.tied else Linear(width, config.vocab, bias=False)
+        self.vocabulary = None if config.tied else Linear(config.dim, config.vocab, bias=False)
         self.register_buffer("bias", torch.zeros(1, config.vocab) if config.output_bias else None)
         self.bias: Tensor | None
         name_sites(self, "decoder")
@@ -204,6 +209,7 @@ class Decoder(Writer):
     def prefill(self, batch: Batch, source: Source, choice: Choice, room: int) -> tuple[DecoderMemory, Tensor]:
         """Read the tokens that are given, and keep what later ones need of them."""
         route = choice.route
+        check_route(route, len(batch))
         x, real, full, _, _, shift = self.embedding(batch, route)
         memory = DecoderMemory(len(self.blocks), x.shape[1] + room, choice)
         mask = causal(real, full)
