@@ -15,7 +15,6 @@ import struct
 import zlib
 from base64 import b64encode
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ from peftlab.data.files import make_folder, write_text, writing_to
 from peftlab.errors import UserError
 from peftlab.report.markup import Markup, tag
 from peftlab.report.numbers import points
-from peftlab.report.page import POLICY
+from peftlab.report.page import page_head
 from peftlab.train.looking import Maps, Seen
 from peftlab.train.predict import Answer
 
@@ -55,18 +54,7 @@ def write(seen: Sequence[Seen], title: str, path: Path) -> None:
 
 def page(seen: Sequence[Seen], title: str) -> str:
     """The page as text."""
-    style = "".join(
-        files("peftlab.report").joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "attention.css")
-    )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", f"Where the model looked: {title}"),
-        tag("style", Markup(style)),
-    )
+    head = page_head(f"Where the model looked: {title}", "page.css", "attention.css")
     opening = tag(
         "header",
         tag("p", title, class_="eyebrow"),

@@ -33,20 +33,25 @@ STATISTICS = (
 )
 
 
-def page(summary: Summary) -> str:
-    """The page as text."""
-    verdict = decide(summary)
-    comparison = summary.comparison
-    style = files("peftlab.report").joinpath("page.css").read_text(encoding="utf-8")
-    head = tag(
+def page_head(title: str, *styles: str) -> Markup:
+    """The head of a page that holds its styles, these files in turn, and may neither run nor ask for anything."""
+    content = "".join(files("peftlab.report").joinpath(name).read_text(encoding="utf-8") for name in styles)
+    return tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("link", rel="icon", href="data:,"),
-        tag("title", f"{verdict.headline}: {comparison.title}"),
-        tag("style", Markup(style)),
+        tag("title", title),
+        tag("style", Markup(content)),
     )
+
+
+def page(summary: Summary) -> str:
+    """The page as text."""
+    verdict = decide(summary)
+    comparison = summary.comparison
+    head = page_head(f"{verdict.headline}: {comparison.title}", "page.css")
     body = tag(
         "main",
         _opening(summary, verdict),
