@@ -22,7 +22,7 @@ from pathlib import Path
 
 from peftlab.data.files import is_file
 from peftlab.data.sources import fetch_data
-from peftlab.data.table import PACKINGS, BrokenRowError, _lines, read_table, table_stem
+from peftlab.data.table import PACKINGS, BrokenRowError, decoded_lines, read_table, table_stem
 from peftlab.errors import UserError, unknown
 
 PART = re.compile(r"(train|val|valid|validation|dev|test\w*)\.(\w+)")
@@ -193,7 +193,7 @@ def _read_lines(path: Path) -> list[str]:
     lines: list[str] = []
     try:
         with PACKINGS.get(path.suffix.lower(), open)(path, "rb") as file:
-            for line in _lines(file):
+            for line in decoded_lines(file):
                 lines.append(line.strip())
     except BrokenRowError as problem:
         raise UserError(f"{path}, line {len(lines) + 1}: {problem}") from None

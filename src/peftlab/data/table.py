@@ -70,9 +70,9 @@ def _records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str
             if kind == "parquet":
                 records = _parquet(path, file, columns)
             elif kind == "jsonl":
-                records = _jsonl(_lines(file))
+                records = _jsonl(decoded_lines(file))
             else:
-                records = _named(path, _fields(kind, _lines(file)), columns)
+                records = _named(path, _fields(kind, decoded_lines(file)), columns)
             for number, record in enumerate(records, 1):
                 yield number, record
     except BrokenRowError as problem:
@@ -83,7 +83,7 @@ def _records(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str
         raise UserError(f"{path} is empty: it holds no row of data")
 
 
-def _lines(file: IO[bytes]) -> Iterator[str]:
+def decoded_lines(file: IO[bytes]) -> Iterator[str]:
     """The lines of a text file, never more than one in memory."""
     encoding = "utf-8-sig"  # a byte-order mark stands only at the beginning
     while line := file.readline(LONGEST_LINE + 1):
