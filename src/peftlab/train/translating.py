@@ -26,7 +26,7 @@ from peftlab.train.precision import pick_device
 from peftlab.train.stop import Stop
 from peftlab.train.work import Work
 
-EDGES = (8, 12, 16, 21, 31)
+EDGES = (8, 12, 16, 21, 31, 41)
 """words of the source at which a bin of the BLEU by length begins"""
 
 
@@ -42,9 +42,11 @@ class Translating(Work):
             raise UserError(f"{config.method['name']} adapts a base, and a [model] of one's own has none: use full")
         self.asked = config.translate
         data = load_parallel(self.asked.name, self.asked.direction)
-        data = replace(data, train=first(data.train, self.asked.limit))
-        most = self.asked.test_limit
-        self.data = replace(data, tests={name: first(part, most) for name, part in data.tests.items()})
+        self.data = replace(data, train=first(data.train, self.asked.limit))
+        self.tests: dict[str, Pairs] = {}
+        for name, part in data.tests.items():
+            whole, *longer = lengthened(first(part, self.asked.test_limit), self.asked.joined)
+            self.tests |= {name: whole} | {f"{name}, {k} joined": pairs for k, pairs in enumerate(longer, 2)}
         self.name = data.name
 
     def hashes(self) -> tuple[str, ...]:
@@ -61,7 +63,8 @@ class Translating(Work):
             lengths = f"model.max_length is {model.max_length} and translate.max_length {asked.max_length}"
             raise UserError(f"{lengths}: the model needs as many positions as a text may have tokens")
         self.model = model.to(pick_device())
-        rows, held = (self.encoded(lengthened(part, asked)) for part in (train, self.data.validation))
+        both = (lengthened(part, asked.joined) for part in (train, self.data.validation))
+        rows, held = (self.encoded(together(parts)) for parts in both)
         method = self.config.build_method()
         return Training(self.model, method, Translate(asked.smoothing), rows, held, self.config.train)
 
@@ -76,22 +79,21 @@ class Translating(Work):
             return [self.tokenizer.decode(best.tokens) for best in translate(model, inputs.source, how, longest)]
 
         return {
-            name: ask(training.model, self.encoded(lengthened(part, self.asked)), question, training.precision, stop)
-            for name, part in self.data.tests.items()
+            name: ask(training.model, self.encoded(part), question, training.precision, stop)
+            for name, part in self.tests.items()
         }
 
     def result(self, answers: dict[str, list[Any]]) -> dict[str, Any]:
-        tests: dict[str, dict[str, Any]] = {}
-        for name, texts in answers.items():
-            part = lengthened(self.data.tests[name], self.asked)
-            bins = bleu_by_length(part.sources, texts, part.targets, EDGES, self.asked.lowercase)
-            tests[name] = {
-                **scores(texts, part.targets, self.asked.lowercase),
-                "by_length": [vars(found) for found in bins],
-            }
-        means = {key: sum(part[key] for part in tests.values()) / len(tests) for key in ("bleu", "chrf")}
+        tests = {name: scores(texts, self.tests[name].targets, self.asked.lowercase) for name, texts in answers.items()}
+        means = {key: sum(float(part[key]) for part in tests.values()) / len(tests) for key in ("bleu", "chrf")}
         said = f"BLEU {means['bleu']:.1f}, chrF {means['chrf']:.1f}"
-        return {**means, "said": said, "tests": tests, "predictions": answers}
+        every, texts = (
+            together([self.tests[name] for name in answers]),
+            [text for part in answers.values() for text in part],
+        )
+        bins = bleu_by_length(every.sources, texts, every.targets, EDGES, self.asked.lowercase)
+        by_length = [vars(found) for found in bins]
+        return {**means, "said": said, "tests": tests, "by_length": by_length, "predictions": answers}
 
     def save(self, folder: Path) -> list[Path]:
         folder = folder / "model"
@@ -104,14 +106,15 @@ def first(part: Pairs, most: int | None) -> Pairs:
     return part if most is None else part.take(range(min(most, len(part))))
 
 
-def lengthened(part: Pairs, asked: Settings) -> Pairs:
-    """The pairs, and as many texts of two, three … of them joined as are asked for."""
-    parts = [part, *(joined(part, k, seed=k) for k in range(2, asked.joined + 1) if k <= len(part))]
-    return Pairs(
-        [text for each in parts for text in each.sources],
-        [text for each in parts for text in each.targets],
-        [row for each in parts for row in each.rows],
-    )
+def lengthened(part: Pairs, most: int) -> list[Pairs]:
+    """The pairs, and long ones of two, three … up to so many of them joined."""
+    return [part, *(joined(part, k, seed=k) for k in range(2, min(most, len(part)) + 1))]
+
+
+def together(parts: list[Pairs]) -> Pairs:
+    """One part of many."""
+    sources, targets = ([text for part in parts for text in getattr(part, side)] for side in ("sources", "targets"))
+    return Pairs(sources, targets, [row for part in parts for row in part.rows])
 
 
 def search(asked: Settings) -> Search:

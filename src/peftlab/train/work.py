@@ -10,6 +10,7 @@ import torch
 
 from peftlab.train.config import Config
 from peftlab.train.loop import Training
+from peftlab.train.memory import keep_freed
 from peftlab.train.stop import Stop
 
 
@@ -28,6 +29,7 @@ class Work(ABC):
 
     def prepare(self) -> Training:
         """The model with what is to be trained, and the rows to train on and to choose by."""
+        keep_freed()
         torch.manual_seed(self.config.train.seed)
         if self.config.train.threads is not None:
             torch.set_num_threads(self.config.train.threads)
