@@ -2,4 +2,5 @@
 
 from peftlab.cli import main
 
-main()
+if __name__ == "__main__":  # a run of a comparison imports it, too
+    main()

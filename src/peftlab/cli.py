@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peftlab.errors import Stopped, UserError
+from peftlab.errors import UserError, told
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -192,17 +192,25 @@ def predict(
     file: Annotated[Path | None, typer.Option(help="a file with one text a line")] = None,
     pair: Annotated[bool, typer.Option("--pair", help="each line is two texts with a tab between them")] = False,
     json_: Annotated[
-        bool, typer.Option("--json", help="an object a line: text, label, probabilities, logits; or text, translation")
+        bool,
+        typer.Option(
+            "--json",
+            help="an object a line: text, label, probabilities, logits; or text, translation; or text, continuation",
+        ),
     ] = False,
     attention: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="also write a page of where the model looked, for up to 20 texts"),
     ] = None,
 ) -> None:
-    """Label or translate texts with a finished run: from arguments, a file or standard input, a line for each."""
-    from peftlab.train.predict import answer_lines, read_lines
+    """Label, translate or go on with texts by a finished run: from arguments, a file or standard input, a line each."""
+    from peftlab.train.predict import answer_lines, plain, read_lines, spoken
 
     lines = read_lines(texts, file, pair)
+    if attention is None and not json_:
+        for piece in spoken(folder, lines):
+            print(piece, end="", flush=True)
+        return
     if attention is None:
         answers = answer_lines(folder, lines)
     else:
@@ -213,8 +221,7 @@ def predict(
         write(seen, str(folder), attention)
         answers = iter([each.answer for each in seen])
     for answer in answers:
-        plain = answer["translation"] if "translation" in answer else f"{answer['label']}\t{answer['text']}"
-        print(json.dumps(answer, ensure_ascii=False) if json_ else plain, flush=True)
+        print(json.dumps(answer, ensure_ascii=False) if json_ else plain(answer), flush=True)
 
 
 @app.command("export")
@@ -247,11 +254,5 @@ def main() -> None:
     """The console script."""
     warnings.simplefilter("always", UserWarning)
     warnings.showwarning = lambda message, *_: print(f"peftlab: warning: {message}", file=sys.stderr)
-    try:
+    with told():
         app()
-    except UserError as error:
-        print(f"peftlab: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Stopped as stopped:
-        print(f"peftlab: {stopped}", file=sys.stderr)
-        sys.exit(stopped.code)

@@ -5,7 +5,9 @@ The CLI turns a `UserError` into that sentence and exit code 2; anything else is
 
 import difflib
 import signal
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(ValueError):
@@ -31,3 +33,16 @@ class Stopped(Exception):  # noqa: N818 — it is not an error
         super().__init__(f"stopped by {signal.Signals(number).name}; {saved}, and the same command goes on from there")
         self.code = 128 + number
         """what a shell expects: 143 after SIGTERM, 130 after SIGINT"""
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Around a process's work: the sentence of either goes to standard error, and the process ends with its code."""
+    try:
+        yield
+    except UserError as error:
+        print(f"peftlab: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Stopped as stopped:
+        print(f"peftlab: {stopped}", file=sys.stderr)
+        sys.exit(stopped.code)

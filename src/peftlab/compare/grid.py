@@ -8,24 +8,29 @@ are recognised by the hash of their configuration and data (`train/run.py`) and 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from peftlab.data.files import make_folder, write_text
-from peftlab.errors import Stopped, UserError
+from peftlab.errors import Stopped, UserError, told
 from peftlab.peft import METHODS
-from peftlab.train.config import Config, make_config, override_value
+from peftlab.train.config import Config, make_config, override_value, read_config_file
+from peftlab.train.run import run
 from peftlab.train.stop import stopping
 
 POLL = 0.2
 """seconds between two looks at the processes"""
+PRELOADED = ["peftlab.compare.grid", "torch._dynamo"]
+"""what a run takes seconds to import (the second comes with torch's optimizers): imported once, then forked"""
 
 
 GRID = {
@@ -56,7 +61,7 @@ class Job:
     """the last score on the validation part"""
     started: float = 0.0
     ended: float = 0.0
-    process: subprocess.Popen[str] | None = field(default=None, repr=False)
+    process: BaseProcess | None = field(default=None, repr=False)
 
     @property
     def title(self) -> str:
@@ -127,11 +132,11 @@ def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]],
                 watch(jobs)
                 time.sleep(POLL)
         finally:
-            running = [job.process for job in jobs if job.process is not None and job.process.poll() is None]
+            running = [job.process for job in jobs if job.process is not None and job.process.is_alive()]
             for process in running:
                 process.terminate()
             for process in running:
-                process.wait()
+                process.join()
         if stop.number is not None:
             raise Stopped(stop.number, f"the runs so far are saved in {out}")
         watch(jobs)
@@ -141,28 +146,31 @@ def start(job: Job, threads: int) -> None:
     """Start a run's process; the run writes down how many threads it had, and keeps to that when it goes on."""
     make_folder(job.folder)
     write_text(job.folder / "asked.toml", job.config.to_toml())
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    command = [
-        sys.executable,
-        "-m",
-        "peftlab",
-        "train",
-        str(job.folder / "asked.toml"),
-        "--out",
-        str(job.folder),
-        "--quiet",
-    ]
-    with (job.folder / "log.txt").open("w") as log:
-        job.process = subprocess.Popen(
-            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment, text=True
-        )
+    write_text(job.folder / "log.txt", "")
+    ways = multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in ways else "spawn")
+    context.set_forkserver_preload(PRELOADED)
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
+    job.process = context.Process(target=train_alone, args=(job.folder, threads, environment))
+    job.process.start()
     job.state, job.started = "running", time.monotonic()
+
+
+def train_alone(folder: Path, threads: int, environment: dict[str, str]) -> None:
+    """The run of a folder, in a process of its own; what it says goes into its log."""
+    os.environ.update(environment)
+    with (folder / "log.txt").open("wb") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    torch.set_num_threads(threads)
+    with told():
+        run(read_config_file(folder / "asked.toml"), folder)
 
 
 def look(job: Job) -> None:
     """Read how far a run is, and whether it has ended."""
     assert job.process is not None
-    code = job.process.poll()
+    code = job.process.exitcode
     for line in last_lines(job.folder / "metrics.jsonl"):
         job.step, job.steps = line["step"], line["steps"]
         job.score = line.get("score", job.score)
