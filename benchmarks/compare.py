@@ -28,6 +28,7 @@ from peftlab.data.glue import load_task
 from peftlab.tasks import classify
 from peftlab.train.config import Train
 from peftlab.train.loop import backward
+from peftlab.train.memory import keep_freed
 from peftlab.train.optim import adamw, rate
 from peftlab.train.order import epoch
 from peftlab.train.precision import pick_precision
@@ -107,6 +108,7 @@ def training_rows(given: argparse.Namespace) -> Examples:
 
 def ours(given: argparse.Namespace) -> dict[str, Any]:
     """The pieces of `peftlab.train.loop.train`, without its evaluations."""
+    keep_freed()
     torch.manual_seed(0)
     torch.set_num_threads(given.threads)
     base = peftlab.load("minilm")
