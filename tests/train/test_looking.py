@@ -13,12 +13,11 @@ from small import films
 from peftlab.data.batch import Batch, Pair
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
-from peftlab.train.classifying import open_run
+from peftlab.train.artefact import open_run
 from peftlab.train.config import make_config
 from peftlab.train.looking import look, readable
 from peftlab.train.predict import answer_lines
 from peftlab.train.run import run
-from peftlab.train.translating import open_translator
 
 TEXTS = ["a wonderful film", "no fun at all, and filmmaking without wit"]
 SEQ2SEQ = {"kind": "seq2seq", "dim": 32, "layers": 2, "heads": 4, "inner": 32, "dropout": 0.0, "init_std": 0.3}
@@ -92,7 +91,8 @@ def test_a_classifier_looks_as_its_model_does(finished, method, virtual):
 
 def test_a_translator_looks_as_its_model_does_and_each_row_is_named_by_what_it_writes(finished):
     folder = finished(SEQ2SEQ)
-    model, tokenizer, _ = open_translator(folder)
+    base, _ = open_run(folder)
+    model, tokenizer = base.model, base.tokenizer
     texts = ["a f k", "e j o"]
     found = look(folder, iter(texts))
     for text, seen in zip(texts, found, strict=True):

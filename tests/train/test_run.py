@@ -13,7 +13,8 @@ import peftlab
 from peftlab.data.examples import Examples
 from peftlab.errors import UserError
 from peftlab.tasks.classify import Classify, encode
-from peftlab.train.classifying import load_data, open_run
+from peftlab.train.artefact import open_run
+from peftlab.train.classifying import load_data
 from peftlab.train.config import make_config
 from peftlab.train.loop import backward
 from peftlab.train.predict import answer_lines, read_lines

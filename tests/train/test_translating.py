@@ -8,11 +8,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 
 from peftlab.data.files import read_object
+from peftlab.data.parallel import Pairs
+from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.models.base import load
+from peftlab.tasks.translate import Translate, encode
 from peftlab.train import loop
+from peftlab.train.artefact import open_run
 from peftlab.train.config import Config, make_config
 from peftlab.train.predict import answer_lines
 from peftlab.train.run import run
@@ -94,11 +100,117 @@ def test_a_run_is_a_base_that_loads(letters, tmp_path):
     assert read_object(again / "config.json") == read_object(tmp_path / "run/model/config.json")
 
 
+# A base that is adapted
+
+
+@pytest.fixture(scope="module")
+def stock(letters, tmp_path_factory):
+    """The folders of a random Marian and a random BART with a tokenizer."""
+    tokenizer = Tokenizer.train_on([(letters / "train.in").read_text()], "bpe", vocab_size=300)
+    marks = {"pad_token_id": tokenizer.pad, "eos_token_id": tokenizer.eos, "bos_token_id": tokenizer.bos}
+    both = {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in STACK.items()}
+    both |= {"vocab_size": tokenizer.vocab_size, "d_model": 32, "max_position_embeddings": 40, "init_std": 0.1, **marks}
+    transformers.set_seed(0)
+    models = {
+        "marian": transformers.MarianMTModel(transformers.MarianConfig(**both, decoder_start_token_id=tokenizer.pad)),
+        "bart": transformers.BartForConditionalGeneration(
+            transformers.BartConfig(**both, decoder_start_token_id=tokenizer.eos)
+        ),
+    }
+    folders = {}
+    for name, model in models.items():
+        folders[name] = tmp_path_factory.mktemp(name)
+        model.save_pretrained(folders[name])
+        tokenizer.save(folders[name])
+    return folders
+
+
+STACK = {"layers": 2, "attention_heads": 2, "ffn_dim": 64}
+FEW = {"steps": 12, "batch": 16, "lr": 1e-2, "threads": 1, "evaluations": 2, "precision": "fp32"}
+
+
+def adapting(letters: Path, base: Path, method: str, **translate) -> Config:
+    task = {"name": str(letters), "direction": "in-out", "beam": 2, "test_limit": 4, "limit": 300} | translate
+    return make_config({"base": str(base), "translate": task, "method": {"name": method}, "train": FEW})
+
+
+@pytest.mark.parametrize("family", ["marian", "bart"])
+@pytest.mark.parametrize("method", ["lora", "adapter", "prefix", "prompt", "full"])
+def test_a_base_is_adapted_saved_and_opened_again(letters, stock, tmp_path, family, method):
+    before = (stock[family] / "model.safetensors").read_bytes()
+    result = run(adapting(letters, stock[family], method), tmp_path / "run")
+    assert (stock[family] / "model.safetensors").read_bytes() == before
+    assert result["curve"][-1]["loss"] < result["curve"][0]["loss"]
+    file = "model.safetensors" if method == "full" else "adapter_model.safetensors"
+    assert (tmp_path / "run" / "adapter" / file).is_file()
+    assert (result["trainable"] == result["base_parameters"]) == (method == "full")
+    lines = (letters / "test.in").read_text().splitlines()[:4]
+    answers = [answer["translation"] for answer in answer_lines(tmp_path / "run", iter(lines))]
+    assert answers == [" ".join(text.splitlines()) for text in result["predictions"]["test"]]
+
+
+@torch.no_grad()
+def test_what_a_base_is_given_is_what_transformers_gives_it(letters, stock):
+    """Their tokenizer marks the source; labels are a marked target, and the model shifts them behind its start."""
+    pairs = Pairs(["a b c", "d"], ["C b a", "D e f g"], [1, 2])
+    for folder in stock.values():
+        base, theirs = load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+        model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        encoded = theirs(pairs.sources, return_tensors="pt", padding=True)
+        labels = theirs(pairs.targets, return_tensors="pt", padding=True).input_ids
+        labels = labels.masked_fill(labels == theirs.pad_token_id, -100)
+        pair, ours = encode(base.tokenizer, pairs, 30, base.model.marks).batch([0, 1])
+        assert torch.equal(pair.source.ids, encoded["input_ids"])
+        assert torch.equal(ours, labels)
+        expected = float(model(**{key: encoded[key] for key in ("input_ids", "attention_mask")}, labels=labels).loss)
+        assert float(Translate().loss(base.model, pair, ours)) == pytest.approx(expected, rel=1e-4)
+        lowered = encode(base.tokenizer, pairs, 30, base.model.marks, lowercase=True)
+        assert (
+            lowered.targets[0] == encode(base.tokenizer, Pairs(["a"], ["c b a"], [1]), 30, base.model.marks).targets[0]
+        )
+
+
+def test_an_interrupted_adaptation_ends_with_the_same_bits(letters, stock, tmp_path, monkeypatch):
+    config = adapting(letters, stock["marian"], "lora")
+    whole = run(config, tmp_path / "whole")
+    step = loop.Training.step
+
+    def stop_at_seven(training):
+        if training.progress.step == 7:
+            raise KeyboardInterrupt
+        step(training)
+
+    with monkeypatch.context() as inside:
+        inside.setattr(loop.Training, "step", stop_at_seven)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / "again")
+    again = run(config, tmp_path / "again")
+    assert (whole["curve"], whole["predictions"]) == (again["curve"], again["predictions"])
+    files = [(tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes() for name in ("whole", "again")]
+    assert files[0] == files[1]
+
+
+def test_a_run_s_model_is_a_base_for_another(letters, tmp_path):
+    run(turning(letters, MODEL | {"dim": 32}, {"test_limit": 2}, steps=3, evaluations=1), tmp_path / "own")
+    result = run(adapting(letters, tmp_path / "own" / "model", "lora"), tmp_path / "run")
+    lines = (letters / "test.in").read_text().splitlines()[:4]
+    answers = [answer["translation"] for answer in answer_lines(tmp_path / "run", iter(lines))]
+    assert answers == [" ".join(text.splitlines()) for text in result["predictions"]["test"]]
+    base, _ = open_run(tmp_path / "run")
+    assert (base.family, base.model.active) == ("peftlab", ("mine",))
+    recurrent = turning(letters, RECURRENT, {"test_limit": 2}, steps=2, evaluations=1)
+    run(recurrent, tmp_path / "recurrent")
+    result = run(adapting(letters, tmp_path / "recurrent" / "model", "bitfit"), tmp_path / "adapted")
+    assert 0 < result["trainable"] < result["base_parameters"]
+    assert len(list(answer_lines(tmp_path / "adapted", iter(lines)))) == 4
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"model": MODEL, "method": {"name": "lora"}}, "lora adapts a base, and a .model. of one's own has none: use"),
-        ({"model": None}, "a translation needs a .model. to train"),
+        ({"base": "tiny"}, "base '.*' is of the kind Encoder: give a Marian, a BART .*, or a .model. to train"),
+        ({"model": MODEL | {"kind": "decoder"}}, "unknown kind in .model. 'decoder': .*there are seq2seq, rnn"),
         ({"model": {"kind": "rnnn"}}, "unknown kind in .model. 'rnnn': did you mean 'rnn'"),
         ({"model": {"kind": "rnn", "dimm": 3}}, "unknown key of .model. for a rnn 'dimm': did you mean 'dim'"),
         ({"model": {"kind": "seq2seq", "dim": 32}}, "can't be .* missing 3 required"),
@@ -108,11 +220,13 @@ def test_a_run_is_a_base_that_loads(letters, tmp_path):
         ({"model": MODEL, "translate": {"name": "nowhere.en,nowhere.de"}}, "there is no file nowhere.en"),
     ],
 )
-def test_mistakes_are_told_before_training(letters, tmp_path, settings, message):
+def test_mistakes_are_told_before_training(letters, tiny, tmp_path, settings, message):
     task = {"name": str(letters), "direction": "in-out", "vocab": 300}
     content = {"translate": task, "method": {"name": "full"}, **settings}
+    if "base" in content:
+        content["base"] = str(tiny)
     with pytest.raises(UserError, match=message):
-        run(make_config({key: value for key, value in content.items() if value is not None}), tmp_path / "run")
+        run(make_config(content), tmp_path / "run")
 
 
 def test_every_line_gets_an_answer_and_every_problem_its_line(letters, tmp_path):

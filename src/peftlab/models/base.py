@@ -1,4 +1,4 @@
-"""A base: a pretrained model with its tokenizer, by short name, folder or hub id.
+"""A base: a pretrained model with its tokenizer, or its reader of images, by short name, folder or hub id.
 
 base = load("minilm")
 out = base.model(base.encode([("a premise", "a hypothesis")]))
@@ -14,17 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from peftlab.data.batch import Batch
+from torch import Tensor
+
+from peftlab.data.batch import Batch, Images
 from peftlab.data.files import check_manifest, make_folder, sha256, write_bytes, write_manifest
+from peftlab.data.images import PREPROCESSOR, ImageReader
 from peftlab.data.sources import fetch_base
 from peftlab.data.tensors import weight_files
 from peftlab.data.tokenizer import Tokenizer
+from peftlab.errors import UserError
 from peftlab.layers.embedding import Embedding
 from peftlab.models.heads import ClassifierHead
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
 from peftlab.models.sentence import model_files
+from peftlab.models.vit import ViT
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt")
+READER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", PREPROCESSOR)
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,8 +39,9 @@ class Base:
     name: str
     """what it was loaded by"""
     model: Any
-    """an `Encoder`, a `Decoder` or a `Seq2Seq`"""
-    tokenizer: Tokenizer
+    """an `Encoder`, a `Decoder`, a `Seq2Seq` or a `ViT`"""
+    reader: Tokenizer | ImageReader
+    """what makes batches for it"""
     family: str
     """the published family (`models/families.py`)"""
     settings: dict[str, Any]
@@ -45,6 +51,19 @@ class Base:
     def config(self) -> Any:
         """The model's configuration."""
         return self.model.config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of a base that reads text."""
+        if not isinstance(self.reader, Tokenizer):
+            raise UserError(f"{self.name} reads images and has no tokenizer: give it pixels by base.images(pixels)")
+        return self.reader
+
+    def images(self, pixels: Tensor) -> Images:
+        """Pixels of 8 bits [B, C, H, W], of any size, to a batch on the model's device."""
+        if not isinstance(self.reader, ImageReader):
+            raise UserError(f"{self.name} reads text and no images: give it texts by base.encode(texts)")
+        return self.reader.read(pixels).to(next(self.model.parameters()).device)
 
     def encode(
         self,
@@ -65,7 +84,7 @@ class Base:
         return self.model.room
 
     def save(self, folder: str | Path, head: str | None = None, max_length: int | None = None) -> None:
-        """Write model, configuration and tokenizer as `transformers` reads them, with a manifest of their SHA-256.
+        """Write model, configuration and reader as `transformers` reads them, with a manifest of their SHA-256.
 
         With `head`, the name of an adapter, its classifier is written too: for `AutoModelForSequenceClassification`,
         or where it pools the mean for `SentenceTransformer`, which cuts texts after `max_length` tokens (None: after
@@ -74,7 +93,7 @@ class Base:
         folder = Path(folder)
         make_folder(folder)
         about = self.model.adapters[head].head if head in self.model.adapters else None
-        if head is None or about is None or about.pool != "mean":
+        if head is None or about is None or about.pool != "mean" or isinstance(self.reader, ImageReader):
             files = {}
             names = save_checkpoint(self.model, self.family, self.settings, folder, head)
         else:
@@ -84,7 +103,7 @@ class Base:
         for file, content in files.items():
             (folder / file).parent.mkdir(exist_ok=True)
             write_bytes(folder / file, content)
-        write_manifest(folder, [*names, *files, *self.tokenizer.save(folder)])
+        write_manifest(folder, [*names, *files, *self.reader.save(folder)])
 
     def __repr__(self) -> str:
         tensors = {tensor.data_ptr(): tensor.numel() for tensor in self.model.base_state().values()}
@@ -92,9 +111,9 @@ class Base:
 
 
 def base_fingerprint(name: str | Path) -> str:
-    """The SHA-256 of a base's weights, configuration and tokenizer."""
+    """The SHA-256 of a base's weights, configuration and reader."""
     folder = fetch_base(str(name))
-    files = [*weight_files(folder), "config.json", *TOKENIZER_FILES]
+    files = [*weight_files(folder), "config.json", *READER_FILES]
     found = [[file, sha256(folder / file)] for file in files if (folder / file).is_file()]
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
@@ -104,6 +123,8 @@ def load(name: str | Path) -> Base:
     folder = fetch_base(str(name))
     check_manifest(folder)
     model, family, settings = load_checkpoint(folder)
+    if isinstance(model, ViT):
+        return Base(str(name), model, ImageReader.load(folder, settings), family, settings)
     tokenizer = Tokenizer.load(folder)
     for module in model.modules():
         if isinstance(module, Embedding):

@@ -1,4 +1,4 @@
-"""The Transformer's encoder; BERT, RoBERTa, ELECTRA and DistilBERT are configurations of it.
+"""The Transformer's encoder; BERT, RoBERTa, ELECTRA and DistilBERT are configurations of it, and ViT of its blocks.
 
 Vaswani et al. 2017 (arXiv 1706.03762); Devlin et al. 2018 (arXiv 1810.04805). Every choice that the ablations turn is
 a field of `EncoderConfig`, decided when the module is built.
@@ -18,17 +18,18 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from peftlab.data.batch import Batch
+from peftlab.data.batch import Batch, Images
 from peftlab.errors import unknown
 from peftlab.layers import masks
 from peftlab.layers.addition import States
 from peftlab.layers.attention import Look
-from peftlab.layers.embedding import Embedded
+from peftlab.layers.embedding import Embedded, Embedding
 from peftlab.layers.linear import Linear
 from peftlab.layers.residual import Residual
 from peftlab.layers.site import HeadSite, Route, check_route, name_sites
 from peftlab.models.model import Model, Output
 from peftlab.models.stack import (
+    BlocksConfig,
     StackConfig,
     build_attention,
     build_embedding,
@@ -93,28 +94,22 @@ class Pooler(nn.Module):
         return torch.tanh(self.dense(x, route))
 
 
-class Encoder(Model):
-    """Embedding, blocks, an optional pooler, and the site of a task's head."""
+class Reader(Model):
+    """Reads a whole sequence at once: embedding, blocks, an optional pooler, and the site of a task's head."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: BlocksConfig, embedding: Embedding, pooler: Pooler | None) -> None:
         super().__init__()
         self.config = config
-        self.embedding = build_embedding(config)
+        self.embedding = embedding
         self.blocks = nn.ModuleList(build_block(config) for _ in range(config.layers))
         self.norm = last_norm(config)
-        self.pooler = Pooler(config.dim) if config.pooler else None
+        self.pooler = pooler
         self.head = HeadSite()
         name_sites(self, "encoder")
-        if not self.embedding.words.weight.is_meta:
-            initialise(self, config)
-
-    @property
-    def room(self) -> int | None:
-        return self.embedding.room
 
     def forward(
         self,
-        batch: Batch,
+        batch: Batch | Images,
         adapters: Sequence[str | None] | None = None,
         attention: bool = False,
         route: Route | None = None,
@@ -129,15 +124,20 @@ class Encoder(Model):
             route = self.route(adapters, stable=False)
         looks: list[Look] | None = [] if attention else None
         narrow = logits_only and self.head.read_first(route) and looks is None and self.config.norm != "batch"
-        x, _, _, n, first, _ = self.states(batch, route, looks, narrow)
+        x, real, _, n, first, _ = self.states(batch, route, looks, narrow)
         state = x[torch.arange(len(batch), device=x.device), first]  # [B, D]
         pooled = None if self.pooler is None else self.pooler(state, route)
-        scores, counts = self.head(States(state, x[:, n:], batch.mask, pooled), route) or (None, None)
+        states = States(state, x[:, n:], real[:, n:], self.summary(state, pooled))
+        scores, counts = self.head(states, route) or (None, None)
         maps = None if looks is None else tuple(look.weights[:, :, n:] for look in looks)
         return Output(x[:, n:], pooled, maps, scores=scores, counts=counts)
 
+    def summary(self, first: Tensor, pooled: Tensor | None) -> Tensor | None:
+        """[B, D] what a linear head reads of the first token: what the pooler makes of it, where there is one."""
+        return pooled
+
     def states(
-        self, batch: Batch, route: Route | None = None, looks: list[Look] | None = None, narrow: bool = False
+        self, batch: Batch | Images, route: Route | None = None, looks: list[Look] | None = None, narrow: bool = False
     ) -> Embedded:
         """The last hidden states, virtual tokens included; `narrow`: of each row's first token alone."""
         check_route(route, len(batch))
@@ -154,6 +154,19 @@ class Encoder(Model):
         return Embedded(self.norm(x, real, route), real, full, n, first, shift)
 
 
-def build_block(config: EncoderConfig) -> Block:
+class Encoder(Reader):
+    """A reader of tokens."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config, build_embedding(config), Pooler(config.dim) if config.pooler else None)
+        if not self.embedding.words.weight.is_meta:
+            initialise(self, config)
+
+    @property
+    def room(self) -> int | None:
+        return self.embedding.room
+
+
+def build_block(config: BlocksConfig) -> Block:
     """One block of a configuration."""
     return Block(build_attention(config), build_feedforward(config))

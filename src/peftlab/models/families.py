@@ -1,125 +1,19 @@
-"""The families of published checkpoints, one declarative entry each: how `transformers` names what we have.
+"""The families of published checkpoints, one declarative entry each: how `transformers`, or timm, names what we have.
 
-An entry maps our modules to theirs and our settings to theirs; `models/pretrained.py` reads and writes by it. GPT-2
-keeps q, k and v in one matrix, and its matrices turned; the others differ in names alone.
+An entry (`models/family.py`) maps our modules to theirs and our settings to theirs. GPT-2 keeps q, k and v in one
+matrix, and its matrices turned; timm keeps q, k and v in one; the others differ in names alone.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from peftlab.layers.site import SUBLAYERS, Address
 from peftlab.models.decoder import Decoder, DecoderConfig
 from peftlab.models.encoder import Encoder, EncoderConfig
-from peftlab.models.model import Model
+from peftlab.models.family import Dialect, Family, Part, Stack
 from peftlab.models.seq2seq import Seq2Seq, Seq2SeqConfig
-from peftlab.models.stack import StackConfig
-
-
-class Part(NamedTuple):
-    """Where a module of ours is in a checkpoint: a module of theirs, or one of several that are stacked in it."""
-
-    name: str
-    number: int = 0
-    of: int = 1
-
-
-class Stack(NamedTuple):
-    """How an encoder or a decoder is told in config.json."""
-
-    config: type[StackConfig]
-    settings: Mapping[str, str]
-    """our field → their key"""
-
-
-@dataclass(frozen=True)
-class Family:
-    """How one family names what we have."""
-
-    architecture: str
-    """the class in `transformers` that holds the base alone"""
-    prefix: str
-    """what stands before the base's names in a checkpoint with a head"""
-    block: Mapping[str, str | Part]
-    """our part of a block → theirs"""
-    outside: Mapping[str, str]
-    """our part outside the blocks → theirs"""
-    layers: str
-    """what stands before a block's number; {} is the stack, where there are two"""
-    stacks: Mapping[str, Stack]
-    """by name; one that is alone has the name ''"""
-    build: Callable[[Mapping[str, Any]], Model]
-    """the model of the stacks' configurations"""
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    """fields of ours that are the same in every checkpoint of the family"""
-    usual: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
-    """fields that a config.json may leave out → what they are then, by the fields before them"""
-    demanded: Mapping[str, Any] = field(default_factory=dict)
-    """their settings that must have this value where they are there: we have no other"""
-    head: Mapping[str, str] = field(default_factory=dict)
-    """our part of a classifier → theirs"""
-    turned: tuple[str, ...] = ()
-    """their modules whose matrices are [in, out]"""
-    derived: str = r"$^"
-    """a pattern of tensors of theirs that others determine: buffers, copies of tied weights"""
-    past_keys: bool = True
-    """whether its class in `transformers` takes keys and values of earlier tokens"""
-    pads_positions: bool = False
-    """the table of positions starts behind the padding token's row: offset = pad + 1"""
-
-    def module(self, address: Address) -> str | None:
-        """A site's address → the module in the base of `transformers`, None where it has none of its own."""
-        if address.layer is None:
-            return self.outside.get(self.within(address.stack, f"{address.sublayer}.{address.part}"))
-        names = {short: name for name, short in SUBLAYERS.items()}
-        for part in (f"sublayer.{address.part}", address.part):
-            found = self.block.get(f"{names.get(address.sublayer)}.{part}")
-            if isinstance(found, str):
-                return f"{self.layers.format(address.stack)}{address.layer}.{found}"
-        return None
-
-    def within(self, stack: str, name: str) -> str:
-        """The name of a part of a stack in the whole model."""
-        return name if "" in self.stacks else f"{stack}.{name}"
-
-    def part(self, name: str) -> Part:
-        """Our name of a tensor → where theirs is: `blocks.3.feedforward.norm.bias` → `encoder.layer.3.output…bias`."""
-        module, _, leaf = name.rpartition(".")
-        if block := re.fullmatch(r"(?:(\w+)\.)?blocks\.(\d+)\.(.+)", module):
-            found = self.block[block[3]]
-            part = Part(found) if isinstance(found, str) else found
-            return part._replace(name=f"{self.layers.format(block[1])}{block[2]}.{part.name}.{leaf}")
-        return Part(self.outside[name] if name in self.outside else f"{self.outside[module]}.{leaf}")
-
-    def publish(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Our tensors → theirs."""
-        stacked: dict[str, dict[int, Tensor]] = {}
-        for key, tensor in state.items():
-            name, number, _ = self.part(key)
-            stacked.setdefault(name, {})[number] = tensor
-        whole = {name: torch.cat([parts[i] for i in sorted(parts)]) for name, parts in stacked.items()}
-        return {name: self.turn(name, tensor) for name, tensor in whole.items()}
-
-    def adopt(self, keys: Mapping[str, Any], read: Callable[[str], Tensor]) -> dict[str, Tensor]:
-        """Our tensors of these names, from theirs."""
-        found: dict[str, Tensor] = {}
-        for key in keys:
-            name, number, of = self.part(key)
-            tensor = self.turn(name, read(name))
-            found[key] = tensor if of == 1 else tensor.chunk(of)[number].clone()
-        return found
-
-    def turn(self, name: str, tensor: Tensor) -> Tensor:
-        """A matrix of theirs ⇄ ours."""
-        module = name.removesuffix(".weight")
-        return tensor.T.contiguous() if module != name and module.endswith(self.turned or ("\0",)) else tensor
-
+from peftlab.models.timm import read_timm, write_timm
+from peftlab.models.vit import ViT, ViTConfig
 
 BERT_BLOCK = {
     "self_attention.sublayer.q": "attention.self.query",
@@ -151,6 +45,23 @@ GPT2_BLOCK: dict[str, str | Part] = {
     "feedforward.sublayer.down": "mlp.c_proj",
     "feedforward.norm": "ln_2",
 }
+VIT_BLOCK = BERT_BLOCK | {
+    "self_attention.sublayer.q": "attention.attention.query",
+    "self_attention.sublayer.k": "attention.attention.key",
+    "self_attention.sublayer.v": "attention.attention.value",
+    "self_attention.norm": "layernorm_before",
+    "feedforward.norm": "layernorm_after",
+}
+TIMM_BLOCK: dict[str, str | Part] = {
+    "self_attention.sublayer.q": Part("attn.qkv", 0, 3),
+    "self_attention.sublayer.k": Part("attn.qkv", 1, 3),
+    "self_attention.sublayer.v": Part("attn.qkv", 2, 3),
+    "self_attention.sublayer.o": "attn.proj",
+    "self_attention.norm": "norm1",
+    "feedforward.sublayer.up": "mlp.fc1",
+    "feedforward.sublayer.down": "mlp.fc2",
+    "feedforward.norm": "norm2",
+}
 BART_BLOCK = {
     "self_attention.sublayer.q": "self_attn.q_proj",
     "self_attention.sublayer.k": "self_attn.k_proj",
@@ -174,6 +85,21 @@ BERT_OUTSIDE = {
     "embedding.project": "embeddings_project",
     "pooler.dense": "pooler.dense",
 }
+VIT_OUTSIDE = {
+    "embedding.patches": "embeddings.patch_embeddings.projection",
+    "embedding.cls": "embeddings.cls_token",
+    "embedding.distillation": "embeddings.distillation_token",
+    "embedding.positions.table": "embeddings.position_embeddings",
+    "norm": "layernorm",
+    "pooler.dense": "pooler.dense",
+}
+TIMM_OUTSIDE = {
+    "embedding.patches": "patch_embed.proj",
+    "embedding.cls": "cls_token",
+    "embedding.distillation": "dist_token",
+    "embedding.positions.table": "pos_embed",
+    "norm": "norm",
+}
 MARIAN_OUTSIDE = {
     "encoder.embedding.words": "model.shared",
     "decoder.embedding.words": "model.shared",
@@ -195,6 +121,20 @@ BERT_SETTINGS = {
     "init_std": "initializer_range",
 }
 ELECTRA_SETTINGS = {**BERT_SETTINGS, "embedding_dim": "embedding_size"}
+VIT_SETTINGS = {
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "inner": "intermediate_size",
+    "activation": "hidden_act",
+    "norm_eps": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "init_std": "initializer_range",
+    "image": "image_size",
+    "patch": "patch_size",
+    "channels": "num_channels",
+}
 DISTILBERT_SETTINGS = {
     "vocab": "vocab_size",
     "dim": "dim",
@@ -258,8 +198,21 @@ BERT: dict[str, Any] = {
     "stacks": {"": Stack(EncoderConfig, BERT_SETTINGS)},
     "build": lambda configs: Encoder(configs[""]),
     "head": {"dense": "pooler.dense", "out": "classifier"},
+    "optional": {"pooler": "pooler.dense.weight"},
     "demanded": {"position_embedding_type": "absolute", "is_decoder": False},
     "derived": r"embeddings\.(position_ids|token_type_ids)",
+}
+VIT: dict[str, Any] = {
+    "block": VIT_BLOCK,
+    "outside": VIT_OUTSIDE,
+    "layers": "encoder.layer.",
+    "stacks": {"": Stack(ViTConfig, VIT_SETTINGS)},
+    "build": lambda configs: ViT(configs[""]),
+    "optional": {"tanh": "pooler.dense.weight"},
+    "demanded": {"qkv_bias": True, "pooler_act": "tanh"},
+    "head": {"out": "classifier"},
+    "classifier": "ForImageClassification",
+    "past_keys": False,
 }
 SEQ2SEQ: dict[str, Any] = {
     "block": BART_BLOCK,
@@ -293,6 +246,7 @@ FAMILIES = {
         build=BERT["build"],
         fixed={"segments": 0, "norm_eps": 1e-12, "head": "relu"},
         head={"dense": "pre_classifier", "out": "classifier"},
+        optional=BERT["optional"],
         derived=BERT["derived"],
         past_keys=False,
     ),
@@ -342,5 +296,20 @@ FAMILIES = {
             "output_bias": True,
         },
         derived=r"lm_head\.weight|model\.(encoder|decoder)\.embed_(tokens|positions)\.weight",
+    ),
+    "vit": Family("ViTModel", "vit.", **VIT),
+    "deit": Family("DeiTModel", "deit.", **VIT, fixed={"distilled": True}),
+    "timm": Family(
+        "VisionTransformer",
+        "",
+        **VIT
+        | {
+            "block": TIMM_BLOCK,
+            "outside": TIMM_OUTSIDE,
+            "layers": "blocks.",
+            "optional": {"distilled": "dist_token"},
+            "head": {"out": "head"},
+        },
+        dialect=Dialect(read_timm, write_timm),
     ),
 }

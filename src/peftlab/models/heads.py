@@ -25,16 +25,11 @@ MOST_LABELS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Classifier:
-    """One label a row."""
+class Labels:
+    """What a head chooses among."""
 
     labels: int | tuple[str, ...]
     """how many, or their names"""
-    pool: Literal["first", "mean"] = "first"
-    """what is read: the first token, as `transformers`' classifiers do, or the mean of the real tokens, as
-    `sentence-transformers` does"""
-    dropout: float = 0.1
-    """before each linear map"""
 
     def __post_init__(self) -> None:
         named = isinstance(self.labels, list | tuple) and all(isinstance(label, str) for label in self.labels)
@@ -44,10 +39,6 @@ class Classifier:
             object.__setattr__(self, "labels", tuple(self.labels))  # type: ignore[arg-type]
         if not 1 <= self.count <= MOST_LABELS:
             raise UserError(f"labels is {self.labels!r}: there must be between 1 and {MOST_LABELS:,}")
-        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
-            raise UserError(f"dropout is {self.dropout!r}: it must be at least 0 and below 1")
-        if self.pool not in POOLS:
-            raise unknown("pool", self.pool, POOLS)
 
     @property
     def count(self) -> int:
@@ -63,6 +54,29 @@ class Classifier:
     def settings(self) -> dict[str, Any]:
         """What a published config.json says of the labels."""
         return {"id2label": dict(enumerate(self.names)), "label2id": {name: i for i, name in enumerate(self.names)}}
+
+
+def check_dropout(p: Any) -> None:
+    """A probability with which a head can still learn."""
+    if not isinstance(p, int | float) or not 0 <= p < 1:
+        raise UserError(f"dropout is {p!r}: it must be at least 0 and below 1")
+
+
+@dataclass(frozen=True)
+class Classifier(Labels):
+    """One label a row."""
+
+    pool: Literal["first", "mean"] = "first"
+    """what is read: the first token, as `transformers`' classifiers do, or the mean of the real tokens, as
+    `sentence-transformers` does"""
+    dropout: float = 0.1
+    """before each linear map"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dropout(self.dropout)
+        if self.pool not in POOLS:
+            raise unknown("pool", self.pool, POOLS)
 
     def activation(self, config: Any) -> str | None:
         """Of the dense layer that the head has on a model; None: it has none."""
@@ -150,3 +164,12 @@ class MixedHeads:
         if self.dense is not None and self.activation is not None:
             x = ACTIVATIONS[self.activation](torch.einsum("bd,bed->be", x, self.dense[0]) + self.dense[1])
         return Logits(torch.einsum("bd,bld->bl", x, self.weight) + self.bias, self.counts)
+
+
+class TokenHead(Addition):
+    """A head that reads every token, and so acts on a batch as a whole."""
+
+    def mixed(self, rows: Sequence[Any], size: int) -> Callable[..., Any]:
+        raise UserError(
+            "an adapter with a head for each token can't be one row's among others: activate it for the whole batch"
+        )

@@ -23,7 +23,8 @@ from torch import Tensor
 from peftlab.data.files import make_folder, read_object, write_text
 from peftlab.data.tensors import Tensors, write_tensors
 from peftlab.errors import UserError, unknown
-from peftlab.models.families import FAMILIES, Family
+from peftlab.models.families import FAMILIES
+from peftlab.models.family import Family
 from peftlab.models.model import Model
 from peftlab.models.own import OWN, load_own, save_own
 
@@ -34,21 +35,22 @@ LARGEST = 10_000_000
 def load_checkpoint(folder: Path) -> tuple[Any, str, dict[str, Any]]:
     """The model of a folder, its family, and its `config.json` as it stands there."""
     settings = read_object(folder / "config.json", "a base is a folder with config.json and model.safetensors")
-    name = str(settings.get("model_type", ""))
+    name = str(settings.get("model_type", "timm" if "architecture" in settings else ""))
     if name == OWN:
         return load_own(folder, settings), name, settings
     if name not in FAMILIES:
         raise unknown(f"architecture in {folder / 'config.json'} (model_type)", name, FAMILIES)
     family, tensors = FAMILIES[name], Tensors.in_folder(folder)
-    values = read_values(family, settings, folder / "config.json")
+    told = settings if family.dialect is None else family.dialect.read(settings, folder / "config.json")
+    values = read_values(family, told, folder / "config.json")
     theirs = base_names(family, tensors)
     for stack in values.values():
         if stack["layers"] > len(theirs):
             raise UserError(
                 f"{folder / 'config.json'} says {stack['layers']} layers, the checkpoint has {len(theirs)} tensors"
             )
-    if "pooler.dense" in family.outside:
-        values[""]["pooler"] = family.outside["pooler.dense"] + ".weight" in theirs
+    for choice, sign in family.optional.items():
+        values[""][choice] = sign in theirs
     with torch.device("meta"):
         model = family.build({stack: family.stacks[stack].config(**given) for stack, given in values.items()})
     state = model.state_dict()
@@ -74,9 +76,12 @@ def save_checkpoint(
     written = (
         settings | write_settings(family, model.config) | {"model_type": name, "architectures": [family.architecture]}
     )
+    labels: dict[str, Any] = {}
     if head is not None:
         tensors, labels = with_head(family, tensors, model, head)
         written |= labels
+    if family.dialect is not None:
+        written = family.dialect.write(settings, model.config, labels.get("id2label", {}))
     make_folder(folder)
     write_tensors(folder / "model.safetensors", tensors)
     write_text(folder / "config.json", json.dumps(written, indent=2, sort_keys=True) + "\n")
@@ -100,7 +105,7 @@ def with_head(
         module, _, leaf = part.rpartition(".")
         prefix = family.prefix if family.head[module].startswith("pooler") else ""
         tensors[f"{prefix}{family.head[module]}.{leaf}"] = tensor.detach().contiguous()
-    architecture = family.architecture.replace("Model", "ForSequenceClassification")
+    architecture = family.architecture.replace("Model", family.classifier)
     return tensors, about.settings | {"architectures": [architecture]}
 
 
@@ -150,7 +155,7 @@ def write_settings(family: Family, config: Any) -> dict[str, Any]:
         ours = asdict(getattr(config, stack) if stack else config)
         if family.pads_positions:
             ours["max_length"] += ours["position_offset"]
-        ours["embedding_dim"] = ours["embedding_dim"] or ours["dim"]
+        ours["embedding_dim"] = ours.get("embedding_dim") or ours["dim"]
         written |= {theirs: ours[name] for name, theirs in names.items()}
     return written
 

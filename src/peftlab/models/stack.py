@@ -1,4 +1,4 @@
-"""What an encoder and a decoder have in common: their choices, and how the parts are put together from them."""
+"""What encoders and decoders have in common: their choices, and how the parts are put together from them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,10 @@ from peftlab.layers.norm import NORMS
 from peftlab.layers.residual import RESIDUALS, Absent, Residual
 
 
-@dataclass(frozen=True)
-class StackConfig:
-    """The choices of a stack of blocks: every one that the ablations turn, decided when the module is built."""
+@dataclass(frozen=True, kw_only=True)
+class BlocksConfig:
+    """The choices of a stack of blocks, whatever it reads."""
 
-    vocab: int
-    """number of tokens in the vocabulary"""
     dim: int
     """width of the model"""
     layers: int
@@ -34,20 +32,6 @@ class StackConfig:
     """width of the feed-forward network, also narrower than the model; 0 is none at all"""
     activation: str = "gelu"
     """of the feed-forward network"""
-    max_length: int = 512
-    """number of positions"""
-    position: Literal["learned", "sinusoidal", "halves", "none"] = "learned"
-    """how the order is told; halves are sinusoids with all sines before all cosines (Marian)"""
-    position_offset: int = 0
-    """rows at the start of a learned table that no token uses (RoBERTa: 2)"""
-    segments: int = 0
-    """number of segment vectors; 0 is none"""
-    embedding_dim: int | None = None
-    """width of the embedding where it differs from the model's (ELECTRA)"""
-    embedding_scale: bool = False
-    """whether token vectors are multiplied by √dim, as in the first Transformer"""
-    embedding_norm: bool | None = None
-    """whether the embedding is normalised; None: where the norms of the blocks stand behind the sum"""
     norm: Literal["layer", "batch", "none"] = "layer"
     """what is normalised"""
     norm_eps: float = 1e-12
@@ -62,24 +46,54 @@ class StackConfig:
     """on attention weights"""
     inner_dropout: float = 0.0
     """inside the feed-forward network (torch's own layer has it, BERT has not)"""
-    pad: int = 0
-    """the id of the padding token"""
     init_std: float = 0.02
     """standard deviation of the initial weights"""
 
     def __post_init__(self) -> None:
-        for name, value in (("dim", self.dim), ("layers", self.layers), ("heads", self.heads), ("vocab", self.vocab)):
+        self.check_counts("dim", "layers", "heads")
+        self.check_choices(norm=NORMS, residual=RESIDUALS, score=SCORES)
+
+    def check_counts(self, *names: str) -> None:
+        """These fields are whole numbers of at least 1."""
+        for name in names:
+            value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise UserError(f"{name} is {value!r}: it must be a whole number of at least 1")
-        choices: dict[str, Collection[str]] = {
-            "position": POSITIONS,
-            "norm": NORMS,
-            "residual": RESIDUALS,
-            "score": SCORES,
-        }
+
+    def check_choices(self, **choices: Collection[str]) -> None:
+        """Each field is one of its choices."""
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise unknown(name, str(getattr(self, name)), allowed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig(BlocksConfig):
+    """The choices of a stack that reads tokens: every one that the ablations turn, decided when it is built."""
+
+    vocab: int
+    """number of tokens in the vocabulary"""
+    max_length: int = 512
+    """number of positions"""
+    position: Literal["learned", "sinusoidal", "halves", "none"] = "learned"
+    """how the order is told; halves are sinusoids with all sines before all cosines (Marian)"""
+    position_offset: int = 0
+    """rows at the start of a learned table that no token uses (RoBERTa: 2)"""
+    segments: int = 0
+    """number of segment vectors; 0 is none"""
+    embedding_dim: int | None = None
+    """width of the embedding where it differs from the model's (ELECTRA)"""
+    embedding_scale: bool = False
+    """whether token vectors are multiplied by √dim, as in the first Transformer"""
+    embedding_norm: bool | None = None
+    """whether the embedding is normalised; None: where the norms of the blocks stand behind the sum"""
+    pad: int = 0
+    """the id of the padding token"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_counts("vocab")
+        self.check_choices(position=POSITIONS)
 
 
 def build_embedding(config: StackConfig, words: Table | None = None) -> Embedding:
@@ -101,36 +115,43 @@ def build_embedding(config: StackConfig, words: Table | None = None) -> Embeddin
     )
 
 
-def wrap(config: StackConfig, sublayer: nn.Module) -> Residual:
+def wrap(config: BlocksConfig, sublayer: nn.Module) -> Residual:
     """A sublayer in its residual connection, with its norm and dropout."""
     norm = NORMS[config.norm](config.dim, config.norm_eps)
     return RESIDUALS[config.residual](config.dim, sublayer, norm, config.dropout)
 
 
-def build_attention(config: StackConfig) -> Residual:
+def build_attention(config: BlocksConfig) -> Residual:
     """The attention of a block, to itself or to another sequence."""
     return wrap(config, Attention(config.dim, config.heads, config.score, config.attention_dropout))
 
 
-def build_feedforward(config: StackConfig) -> nn.Module:
+def build_feedforward(config: BlocksConfig) -> nn.Module:
     """The feed-forward network of a block."""
     if not config.inner:
         return Absent()
     return wrap(config, FeedForward(config.dim, config.inner, config.activation, config.inner_dropout))
 
 
-def last_norm(config: StackConfig) -> nn.Module:
+def last_norm(config: BlocksConfig) -> nn.Module:
     """Behind the last block where the norms stand before the sublayers, so that its sum is normalised too."""
     return NORMS[config.norm](config.dim, config.norm_eps) if config.residual == "pre" else Absent()
 
 
 @torch.no_grad()
 def initialise(stack: nn.Module, config: StackConfig) -> None:
-    """BERT's initial weights: normal with `init_std`, biases zero, norms one; the padding token's vector zero."""
+    """BERT's initial weights: those of `scatter`, and the padding token's vector zero."""
+    scatter(stack, config.init_std)
     for module in stack.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=config.init_std)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
         if isinstance(module, Embedding):
             module.words.weight[config.pad] = 0.0
+
+
+@torch.no_grad()
+def scatter(stack: nn.Module, std: float) -> None:
+    """Weights normal with a standard deviation, biases zero; norms stay one."""
+    for module in stack.modules():
+        if isinstance(module, nn.Linear | nn.Embedding | nn.Conv2d):
+            nn.init.normal_(module.weight, std=std)
+        if isinstance(module, nn.Linear | nn.Conv2d) and module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -16,7 +16,7 @@ from torch import nn
 
 from peftlab.layers.addition import Addition
 from peftlab.layers.linear import Linear
-from peftlab.models.families import Family
+from peftlab.models.family import Family
 from peftlab.models.model import Model, Place
 from peftlab.peft.changes import BiasChange, NormChange
 from peftlab.peft.method import Method, check_whole

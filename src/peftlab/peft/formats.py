@@ -37,8 +37,10 @@ from peftlab.errors import UserError, unknown
 from peftlab.layers.addition import Addition
 from peftlab.models.base import Base
 from peftlab.models.heads import Classifier
-from peftlab.models.model import Model
+from peftlab.models.model import Attached, Model
 from peftlab.models.sentence import dense_folders
+from peftlab.models.stack import StackConfig
+from peftlab.models.writer import Writer
 from peftlab.peft import make_method
 from peftlab.peft.attach import build, check_name, detach, known, put, refuse_merged
 from peftlab.peft.method import Method
@@ -56,7 +58,7 @@ def save_adapter(base: Base, name: str, folder: str | Path, to: str = "auto") ->
     folder, model = Path(folder), base.model
     attached = known(model, name)
     method: Method = attached.method
-    why = why_not_stock(base, attached)
+    why = why_only_ours(base, attached)
     if to not in ("auto", "peft"):
         raise unknown("format", to, ("auto", "peft"))
     if method.trains_base or (to == "peft" and why):
@@ -66,7 +68,7 @@ def save_adapter(base: Base, name: str, folder: str | Path, to: str = "auto") ->
     config, tensors, beside = (
         stock_files(base, attached, model.additions(name)) if why is None else (own_config(base), own, {})
     )
-    ids = probe_ids(base.tokenizer)
+    ids = probe_ids(base, name)
     sidecar = {
         "format": FORMAT,
         "method": {"name": method.name, **asdict(method)},
@@ -124,7 +126,7 @@ def read_folder(base: Base, folder: Path) -> tuple[Read, tuple[list[list[int]], 
     if not is_file(folder / SIDECAR):
         return from_stock(base, read_object(folder / CONFIG, FOLDER), read_tensors(folder, MODEL), folder), None
     sidecar, side = read_object(folder / SIDECAR), read_tensors(folder, SIDE_TENSORS)
-    ids, vocabulary = sidecar.get("probe"), base.config.vocab
+    ids, vocabulary = sidecar.get("probe"), base.tokenizer.vocab_size
     if sidecar.get("format") != FORMAT:
         raise UserError(f"{folder / SIDECAR} has format {sidecar.get('format')!r}: this version reads {FORMAT}")
     rows = ids if isinstance(ids, list) else []
@@ -151,16 +153,30 @@ def own_config(base: Base) -> dict[str, Any]:
     return {"peft_type": OWN_TYPE, "base_model_name_or_path": base.name, "inference_mode": True, "task_type": None}
 
 
+def why_only_ours(base: Base, attached: Attached) -> str | None:
+    """Why an adapter is written in our own format alone; None if stock `peft` can load it."""
+    if isinstance(base.model, Writer):
+        return "that of a model that writes is kept in our own format"
+    return why_not_stock(base, attached)
+
+
 def base_facts(base: Base) -> dict[str, Any]:
     """What an adapter must find again: the base's shape and the hashes of its weights and vocabulary."""
-    c = base.model.config
     return {
         "name": base.name,
         "family": base.family,
-        "shape": {"layers": c.layers, "width": c.dim, "heads": c.heads, "vocabulary": c.vocab},
+        "shape": shape(base.model),
         "weights": weights_hash(base.model),
         "tokenizer": hashlib.sha256(base.tokenizer.to_json().encode()).hexdigest(),
     }
+
+
+def shape(model: Model) -> dict[str, Any]:
+    """The sizes of a model that is one stack; of another what it says of itself."""
+    c = model.config
+    if not isinstance(c, StackConfig):
+        return {"model": model.shape}
+    return {"layers": c.layers, "width": c.dim, "heads": c.heads, "vocabulary": c.vocab}
 
 
 def weights_hash(model: Model) -> str:

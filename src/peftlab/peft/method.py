@@ -13,7 +13,7 @@ from torch import Tensor
 
 from peftlab.errors import UserError, unknown
 from peftlab.layers.addition import Addition
-from peftlab.models.families import Family
+from peftlab.models.family import Family
 from peftlab.models.model import Model, Place
 
 

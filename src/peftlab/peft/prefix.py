@@ -22,7 +22,7 @@ from peftlab.layers.addition import Addition, KeysValues
 from peftlab.layers.attention import Attention
 from peftlab.layers.embedding import Embedding
 from peftlab.layers.site import Address
-from peftlab.models.families import Family
+from peftlab.models.family import Family
 from peftlab.models.model import Place
 from peftlab.peft.method import Method, Stock, check_choice, check_number, check_whole
 from peftlab.peft.virtual import LAYOUTS, MOST, VirtualTokens, left_pad, prompt_config, read_prompt, why_not_prompt

@@ -1,10 +1,16 @@
 """Probes: a few inputs with the output that an adapter gave for them when it was saved, replayed when it is loaded.
 
-Hashes say that a file is what was written; probes say that what was built from it does what it did.
+Hashes say that a file is what was written; probes say that what was built from it does what it did. What is kept of
+a model that reads are its logits, of one that writes the scores of the next token, once it has written a little: what
+only acts between two tokens of a decoder must act, too.
+
+Shapes: B probes, T tokens of the longest, D width, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +19,63 @@ from torch import Tensor
 
 from peftlab.data.batch import Batch
 from peftlab.errors import UserError
+from peftlab.models.base import Base
 from peftlab.models.model import Model
+from peftlab.models.writer import Writer
 from peftlab.peft.attach import activate
 
 TEXTS = ["a probe", "the quick brown fox jumps over the lazy dog, and nothing of it is lost", "…"]
 TOLERANCE = 1e-4
 """how far an output may be off, over its size: another number of threads changes the last bits"""
+WRITTEN = 3
+"""tokens that a model has written before its scores are kept"""
 
 
-def probe_ids(tokenizer: Any) -> list[list[int]]:
+def probe_ids(base: Base, name: str) -> list[list[int]]:
     """The texts as token ids, kept with the adapter, so that its probes do not change with a later version."""
-    batch = tokenizer.encode(TEXTS)
-    return [row[real].tolist() for row, real in zip(batch.ids, batch.mask, strict=True)]
+    batch = base.tokenizer.encode(TEXTS)
+    with alone(base.model, name):
+        room = None if base.room is None else base.room - WRITTEN
+    return [row[real].tolist()[:room] for row, real in zip(batch.ids, batch.mask, strict=True)]
 
 
 @torch.no_grad()
 def probe_output(model: Model, name: str, ids: list[list[int]]) -> Tensor:
-    """What the adapter alone gives in evaluation mode: logits, or without a head the mean hidden state of each row."""
+    """What the adapter alone gives in evaluation mode for each probe."""
     longest = max(map(len, ids))
     padded = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
     mask = torch.tensor([[t < len(row) for t in range(longest)] for row in ids])
+    batch = Batch(padded, mask).to(next(model.parameters()).device)
+    with alone(model, name):
+        return (written(model, batch) if isinstance(model, Writer) else read(model, batch)).float().cpu()
+
+
+def read(model: Any, batch: Batch) -> Tensor:
+    """The logits, or without a head the mean hidden state [B, D]."""
+    out = model(batch)
+    real = batch.mask[..., None]
+    return out.logits if out.logits is not None else (out.hidden * real).sum(1) / real.sum(1)
+
+
+def written(model: Writer, batch: Batch) -> Tensor:
+    """The scores [B, V] of the next token, after the probe's own first ones were written."""
+    memory, scores = model.begin(batch)
+    for tokens in batch.ids.T[:WRITTEN]:
+        scores = model.next(tokens, memory)
+    return scores
+
+
+@contextmanager
+def alone(model: Model, name: str) -> Iterator[None]:
+    """Only this adapter acts, in evaluation mode."""
     training, active = model.training, model.active
     try:
         activate(model, [name])
-        out = model.eval()(Batch(padded, mask).to(next(model.parameters()).device))
+        model.eval()
+        yield
     finally:
         activate(model, active)
         model.train(training)
-    if out.logits is not None:
-        return out.logits.float().cpu()
-    real = mask[..., None].to(out.hidden.device)
-    return ((out.hidden * real).sum(1) / real.sum(1)).float().cpu()
 
 
 def replay(model: Model, name: str, ids: list[list[int]], expected: Tensor, folder: Path) -> None:

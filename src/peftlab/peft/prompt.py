@@ -19,7 +19,7 @@ from torch import Tensor
 from peftlab.errors import UserError
 from peftlab.layers.addition import Addition
 from peftlab.layers.embedding import Embedding
-from peftlab.models.families import Family
+from peftlab.models.family import Family
 from peftlab.models.model import Place
 from peftlab.peft.method import Method, Stock, check_choice, check_whole
 from peftlab.peft.virtual import LAYOUTS, MOST, VirtualTokens, prompt_config, read_prompt, why_not_prompt

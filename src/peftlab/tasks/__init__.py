@@ -3,5 +3,6 @@
 TASKS = {
     "classify": "one label for a text or a pair of texts (N→1): sentiment, NLI, topic",
     "translate": "one text into another (N→M), by a model that writes",
+    "language_model": "how a text goes on (N→next token), by a model that sees what is before it",
 }
 """name → one line for `peftlab ls`"""

@@ -1,37 +1,31 @@
 """Translation (N→M): one text becomes another, written token by token.
 
-Texts are tokenised once; the loss is the cross-entropy with label smoothing (Vaswani et al. 2017, arXiv 1706.03762,
-section 5.4), the scores are BLEU and chrF as sacreBLEU counts them (Post 2018, arXiv 1804.08771).
+Texts are tokenised once; what is learned is the next token (`tasks/next_token.py`), the scores are BLEU and chrF as
+sacreBLEU counts them (Post 2018, arXiv 1804.08771).
 
     the encoder reads     <s> ids </s>
     the decoder is given  <s> ids
     and is to write       ids </s>
 
-Shapes: B rows, T tokens of the longest target, V tokens of the vocabulary.
+Those are the marks of a vocabulary of ours; a base has its own (`frames`).
+
+Shapes: B rows, T tokens of the longest target, N tokens that are to be written, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from peftlab.data.batch import Batch, Pair
+from peftlab.data.batch import Pair
 from peftlab.data.parallel import Pairs
 from peftlab.data.tokenizer import Tokenizer
-from peftlab.errors import UserError
-from peftlab.models.model import Model
 from peftlab.models.writer import Marks
-from peftlab.tasks.task import Task
-
-IGNORED = -100
-"""the label of padding"""
+from peftlab.tasks.next_token import IGNORED, NextToken, marks, padded
 
 
 @dataclass(frozen=True)
@@ -61,65 +55,66 @@ class Encoded:
 
     def batch(self, rows: Sequence[int]) -> tuple[Pair, Tensor]:
         """These pairs, each side padded to its longest, with their labels [B, T]: the token after each, and −100."""
-        source = _padded([self.sources[row] for row in rows], self.pad)
-        target = _padded([self.targets[row][:-1] for row in rows], self.pad)
-        labels = _padded([self.targets[row][1:] for row in rows], IGNORED).ids
+        source = padded([self.sources[row] for row in rows], self.pad)
+        target = padded([self.targets[row][:-1] for row in rows], self.pad)
+        labels = padded([self.targets[row][1:] for row in rows], IGNORED).ids
         return Pair(source, target), labels
 
 
-def _padded(ragged: list[list[int]], fill: int) -> Batch:
-    ids = pad_sequence([torch.tensor(row) for row in ragged], batch_first=True, padding_value=fill)
-    lengths = torch.tensor([[len(row)] for row in ragged])
-    return Batch(ids, torch.arange(ids.shape[1]) < lengths)
+@dataclass(frozen=True)
+class Frame:
+    """The marks around a text."""
+
+    before: list[int]
+    after: list[int]
+
+    def __len__(self) -> int:
+        return len(self.before) + len(self.after)
+
+    def around(self, ids: list[int], max_length: int) -> list[int]:
+        """A text with them; one that would have more than `max_length` tokens loses its end."""
+        return [*self.before, *ids[: max_length - len(self)], *self.after]
 
 
-def marks(tokenizer: Tokenizer) -> Marks:
-    """Where a text begins and ends for this tokenizer; the end mark also pads where there is no mark for it."""
-    if tokenizer.bos is None or tokenizer.eos is None:
-        raise UserError("this tokenizer has no marks for start and end: train one of the kind 'bpe', which has both")
-    return Marks(tokenizer.bos, tokenizer.eos, tokenizer.eos if tokenizer.pad is None else tokenizer.pad)
+def frames(tokenizer: Tokenizer, mark: Marks) -> tuple[Frame, Frame]:
+    """The marks around a source and around a target.
 
-
-def encode(tokenizer: Tokenizer, part: Pairs, max_length: int) -> Encoded:
-    """Tokenise once; a text that would have more than `max_length` tokens with its marks loses its end."""
-    assert max_length > 2
-    mark = marks(tokenizer)
+    A source has those of the tokenizer. A target has them behind the mark that its model starts from: BART is given
+    </s> <s> ids and writes <s> ids </s>; where the tokenizer's first mark is that one, it stands there once.
+    """
+    ids, row = tokenizer.ids("a"), tokenizer.encode(["a"]).ids[0].tolist()
+    place = next(i for i in range(len(row)) if row[i : i + len(ids)] == ids)
+    before, after = row[:place], row[place + len(ids) :]
     assert mark.start is not None
-    sources, targets = ([tokenizer.ids(text) for text in texts] for texts in (part.sources, part.targets))
-    room = max_length - 2
-    return Encoded(
-        [[mark.start, *ids[:room], mark.end] for ids in sources],
-        [[mark.start, *ids[:room], mark.end] for ids in targets],
-        part.rows,
-        mark.pad,
-        sum(len(ids) > room for ids in [*sources, *targets]),
-    )
+    start = [] if before[:1] == [mark.start] else [mark.start]
+    end = [] if after[-1:] == [mark.end] else [mark.end]
+    return Frame(before, after or [mark.end]), Frame([*start, *before], [*after, *end])
+
+
+def encode(
+    tokenizer: Tokenizer, part: Pairs, max_length: int = sys.maxsize, mark: Marks | None = None, lowercase: bool = False
+) -> Encoded:
+    """Tokenise once; a text that would have more than `max_length` tokens with its marks loses its end.
+
+    `mark` are those that the model lives by; None: the tokenizer's own.
+    """
+    mark = mark or marks(tokenizer)
+    sides = []
+    for frame, texts in zip(frames(tokenizer, mark), (part.sources, part.targets), strict=True):
+        assert max_length > len(frame)
+        sides.append((frame, [tokenizer.ids(text.lower() if lowercase else text) for text in texts]))
+    sources, targets = ([frame.around(ids, max_length) for ids in texts] for frame, texts in sides)
+    cut = sum(len(ids) + len(frame) > max_length for frame, texts in sides for ids in texts)
+    return Encoded(sources, targets, part.rows, mark.pad, cut)
 
 
 @dataclass(frozen=True)
-class Translate(Task):
-    """Teacher forcing: every token of the target is predicted from the real ones before it."""
-
-    smoothing: float = 0.0
-    """the share of each label that goes to all V tokens alike"""
-
-    def loss(self, model: Model, inputs: Pair, labels: Tensor) -> Tensor:
-        return F.cross_entropy(*self.read(model, inputs, labels), label_smoothing=self.smoothing)
-
-    def judge(self, model: Model, inputs: Pair, labels: Tensor) -> Sequence[float]:
-        """−log p of the tokens of each row."""
-        each = F.cross_entropy(*self.read(model, inputs, labels), reduction="none")
-        rows = (labels != IGNORED).nonzero()[:, 0]
-        return each.new_zeros(len(labels)).index_add(0, rows, each).tolist()
+class Translate(NextToken):
+    """Of a translation, every token after those before it and the source."""
 
     def read(self, model: Any, inputs: Pair, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits [N, V] of the N tokens that are to be written, and these; nothing is read at padding."""
         real = labels != IGNORED
         return model.read(model.states(inputs).hidden[real]).float(), labels[real]
-
-    def score(self, judged: Sequence[float], rows: Encoded) -> float:
-        """The geometric mean of the tokens' probabilities: one over the perplexity."""
-        return math.exp(-sum(judged) / rows.weight(range(len(rows))))
 
 
 def scores(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False) -> dict[str, float | str]:

@@ -68,7 +68,8 @@ class Translate(Section):
     lowercase: bool = False
     """whether all is read, written and scored in lower case"""
     vocab: int = Field(8000, ge=300)
-    """tokens of the vocabulary that both languages share, which is learned from the training texts"""
+    """tokens of the vocabulary that both languages share, which a [model] learns from the training texts; a base has
+    its own"""
     max_length: int = Field(128, ge=4)
     """tokens of a text; longer ones lose their end"""
     joined: int = Field(1, ge=1, le=10)
@@ -83,6 +84,29 @@ class Translate(Section):
     """train on the first so many pairs"""
     test_limit: int | None = Field(None, ge=1)
     """test on the first so many pairs of each part"""
+
+
+class LanguageModel(Section):
+    """What to go on with, in the place of [task]."""
+
+    name: str = "wikitext2"
+    """a short name, a file, or a folder with train.txt, valid.txt and test.txt"""
+    lowercase: bool = False
+    """whether all is read and written in lower case"""
+    vocab: int = Field(8000, ge=300)
+    """tokens of the vocabulary that a [model] learns from the training text; a base has its own"""
+    length: int = Field(128, ge=2)
+    """tokens that are read at once; the text is cut into such rows"""
+    temperature: float = Field(0.8, gt=0)
+    """of the tokens that `predict` draws: below 1 the likely becomes likelier"""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """only the likeliest tokens that together have this probability"""
+    max_new: int = Field(100, ge=1)
+    """the most tokens that are written where the line does not end before"""
+    limit: int | None = Field(None, ge=1)
+    """train on the first so many lines"""
+    test_limit: int | None = Field(None, ge=1)
+    """test on the first so many lines of each part"""
 
 
 class Train(Section):
@@ -136,6 +160,8 @@ class Config(Section):
     task: Task = Field(default_factory=Task)
     translate: Translate | None = None
     """the task, where it is to translate"""
+    language_model: LanguageModel | None = None
+    """the task, where it is to go on with a text"""
     model: dict[str, Any] | None = None
     """a model of one's own in the place of a base: its `kind`, and what its configuration leaves open"""
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "lora"})
@@ -203,6 +229,8 @@ def make_config(content: Mapping[str, Any], where: str = "the configuration") ->
             raise unknown(place, str(key), section.model_fields) from None
         dotted = ".".join(map(str, first["loc"]))
         raise UserError(f"{dotted} in {where} is {first['input']!r}: {first['msg'].lower()}") from None
+    if config.translate is not None and config.language_model is not None:
+        raise UserError(f"{where} has [translate] and [language_model]: a run has one task, so leave one of them out")
     config.build_method(where)
     return config
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from peftlab.data.batch import Batch, Pair
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
-from peftlab.train.predict import Answer, Labeller, Line, Translator, open_finished
+from peftlab.train.predict import Answer, Continuer, Labeller, Line, Translator, open_finished
 
 MOST = 20
 """texts; nobody looks at more on one page"""
@@ -59,6 +59,8 @@ def look(folder: Path, lines: Iterator[Line]) -> list[Seen]:
     if len(texts) > MOST:
         raise UserError(f"attention is shown for at most {MOST} texts, and there are more: choose the telling ones")
     trained = open_finished(folder)
+    if isinstance(trained, Continuer):
+        raise UserError(f"{folder} is a language model, whose attention has no page: leave --attention out")
     if isinstance(trained, Labeller):
         return [look_labelling(trained, text, number) for number, text in enumerate(texts)]
     return [look_translating(trained, text, number) for number, text in enumerate(texts)]

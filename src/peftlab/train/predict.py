@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,23 @@ import torch
 
 from peftlab.data.batch import Batch
 from peftlab.data.parallel import Pairs
+from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError, unknown
-from peftlab.generate.search import Written
+from peftlab.generate.search import Sample, Written, stream
 from peftlab.models.base import Base
 from peftlab.peft.attach import merge
-from peftlab.peft.formats import save_adapter
-from peftlab.peft.stock import why_not_stock
-from peftlab.tasks.translate import Encoded, encode
-from peftlab.train.classifying import ADAPTER, open_run
-from peftlab.train.config import Config, read_config_file
+from peftlab.peft.formats import save_adapter, why_only_ours
+from peftlab.tasks.translate import Encoded, encode, frames
+from peftlab.train.artefact import ADAPTER, open_run
+from peftlab.train.config import Config
 from peftlab.train.order import sorted_batches
-from peftlab.train.translating import open_translator, search, translate
+from peftlab.train.translating import search, translate
+from peftlab.train.writing import room
 
 CHUNK = 256
 """lines read before the first are answered"""
-MARKS = 2
-"""tokens of a source without words: its start and its end"""
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""what a tokenizer shows for bytes that are no character, or none yet"""
 
 Line = str | tuple[str, str]
 Answer = dict[str, Any]
@@ -62,10 +64,10 @@ def decoded_lines(file: Path | None) -> Iterator[str]:
 class Labeller:
     """A finished classifier: for each text its label, the probability of each label, and the logits."""
 
-    def __init__(self, folder: Path) -> None:
-        self.base, config = open_run(folder)
-        self.names = self.base.model.adapters[ADAPTER].head.names
-        self.length = min(config.task.max_length, self.base.room)
+    def __init__(self, base: Base, config: Config) -> None:
+        self.base = base
+        self.names = base.model.adapters[ADAPTER].head.names
+        self.length = min(config.task.max_length, base.room)
 
     def read(self, lines: list[Line]) -> Batch:
         """The tokens of the texts; what is too long loses its end."""
@@ -84,8 +86,11 @@ class Labeller:
 class Translator:
     """A finished translator: for each text its translation; a text without words stays empty."""
 
-    def __init__(self, folder: Path) -> None:
-        self.model, self.tokenizer, self.asked = open_translator(folder)
+    def __init__(self, base: Base, config: Config) -> None:
+        assert config.translate is not None
+        self.model, self.tokenizer, self.asked = base.model, base.tokenizer, config.translate
+        self.longest = room(self.model, self.asked.max_length)
+        self.frame, _ = frames(self.tokenizer, self.model.marks)
 
     def answer(self, lines: list[Line], before: int) -> Iterator[Answer]:
         """An answer for each line; `before` them so many were read."""
@@ -94,26 +99,27 @@ class Translator:
 
     def read(self, lines: list[Line], before: int) -> Encoded:
         """The tokens of the texts; of one that is empty or too long it is told by its line."""
-        texts = [(line if isinstance(line, str) else " ".join(line)).strip() for line in lines]
+        texts = [whole(line).strip() for line in lines]
+        numbers = list(range(before + 1, before + 1 + len(texts)))
         part = encode(
-            self.tokenizer, Pairs(texts, texts, list(range(before + 1, before + 1 + len(texts)))), sys.maxsize
+            self.tokenizer, Pairs(texts, texts, numbers), mark=self.model.marks, lowercase=self.asked.lowercase
         )
         for i, ids in enumerate(part.sources):
-            if len(ids) == MARKS:
+            if len(ids) == len(self.frame):
                 warnings.warn(f"line {part.rows[i]} is empty: so is its translation", stacklevel=2)
-            elif len(ids) > self.asked.max_length:
-                problem = f"line {part.rows[i]} has {len(ids)} tokens and the model reads {self.asked.max_length}"
+            elif len(ids) > self.longest:
+                problem = f"line {part.rows[i]} has {len(ids)} tokens and the model reads {self.longest}"
                 warnings.warn(f"{problem}: its end is left out", stacklevel=2)
-                part.sources[i] = [*ids[: self.asked.max_length - 1], ids[-1]]
+                part.sources[i] = self.frame.around(ids[len(self.frame.before) :], self.longest)
         return part
 
     def write(self, part: Encoded) -> list[Written | None]:
         """Their translations; None for a text without words."""
         found: list[Written | None] = [None] * len(part)
-        left = [i for i, ids in enumerate(part.sources) if len(ids) > MARKS]
+        left = [i for i, ids in enumerate(part.sources) if len(ids) > len(self.frame)]
         for rows in sorted_batches([len(part.sources[i]) for i in left]):
             places = [left[row] for row in rows]
-            written = translate(self.model, part.batch(places)[0].source, search(self.asked), self.asked.max_length)
+            written = translate(self.model, part.batch(places)[0].source, search(self.asked), self.longest)
             for place, best in zip(places, written, strict=True):
                 found[place] = best
         return found
@@ -123,20 +129,101 @@ class Translator:
         return "" if best is None else " ".join(self.tokenizer.decode(best.tokens).splitlines())
 
 
-def open_finished(folder: Path) -> Labeller | Translator:
+class Continuer:
+    """A finished language model: each text goes on until its line ends, or until enough is written.
+
+    One text at a time, so that what is drawn for it does not depend on the others.
+    """
+
+    def __init__(self, base: Base, config: Config) -> None:
+        assert config.language_model is not None
+        self.base, self.asked = base, config.language_model
+        # a model of one's own has seen no position beyond those that it was trained on
+        self.room = base.room if config.model is None else self.asked.length
+
+    def answer(self, lines: list[Line], before: int) -> Iterator[Answer]:
+        """An answer for each line; `before` them so many were read."""
+        for number, line in enumerate(lines, before + 1):
+            yield {"text": line, "continuation": "".join(self.pieces(line, number))}
+
+    def pieces(self, line: Line, number: int) -> Iterator[str]:
+        """How a text goes on, each piece as soon as it is written."""
+        given, max_new = self.read(line, number)
+        how = Sample(temperature=self.asked.temperature, top_p=self.asked.top_p)
+        return characters(self.base.tokenizer, stream(self.base.model, given, how, max_new))
+
+    def read(self, line: Line, number: int) -> tuple[Batch, int]:
+        """The tokens of a text, as a line begins: behind an end mark; and how many may be written.
+
+        Of one that is too long it is told by its line.
+        """
+        text, end = whole(line), self.base.model.marks.end
+        ids = [end, *self.base.tokenizer.ids(text.lower() if self.asked.lowercase else text)]
+        most = self.room - min(self.asked.max_new, self.room // 2)
+        if len(ids) > most:
+            problem = f"line {number} has {len(ids)} tokens and the model reads {most} before it writes"
+            warnings.warn(f"{problem}: its beginning is left out", stacklevel=2)
+        row = torch.tensor([ids[-most:]])
+        return Batch(row, torch.ones_like(row)), min(self.asked.max_new, self.room - row.shape[1])
+
+
+def characters(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+    """The text of tokens as they come; bytes of a character wait for its last one, and without it are left out."""
+    ids: list[int] = []
+    shown = 0
+    for token in tokens:
+        ids.append(token)
+        text = tokenizer.decode(ids).rstrip(UNFINISHED)
+        if len(text) > shown:
+            yield text[shown:]
+            shown = len(text)
+
+
+def whole(line: Line) -> str:
+    """A text, or two that were given as a pair."""
+    return line if isinstance(line, str) else " ".join(line)
+
+
+Trained = Labeller | Translator | Continuer
+
+
+def open_finished(folder: Path) -> Trained:
     """What a finished run trained, ready to answer."""
-    if not (folder / "result.json").is_file():
-        raise UserError(f"{folder} is not a finished run: it has no result.json")
-    return (Labeller if read_config_file(folder / "config.toml").translate is None else Translator)(folder)
+    base, config = open_run(folder)
+    if config.translate is not None:
+        return Translator(base, config)
+    return (Labeller if config.language_model is None else Continuer)(base, config)
 
 
 def answer_lines(folder: Path, lines: Iterator[Line]) -> Iterator[Answer]:
-    """What a finished run says to each text, in their order: a label, or a translation."""
-    trained = open_finished(folder)
+    """What a finished run says to each text, in their order: a label, a translation, or how it goes on."""
+    return answers(open_finished(folder), lines)
+
+
+def answers(trained: Trained, lines: Iterator[Line]) -> Iterator[Answer]:
+    """The same of what is open."""
     number = 0
     while chunk := list(islice(lines, CHUNK)):
         yield from trained.answer(chunk, number)
         number += len(chunk)
+
+
+def spoken(folder: Path, lines: Iterator[Line]) -> Iterator[str]:
+    """The same in plain words, a line for each text: pieces to print as they come, a language model's by the token."""
+    trained = open_finished(folder)
+    if isinstance(trained, Continuer):
+        for number, line in enumerate(lines, 1):
+            for piece in chain([whole(line)], trained.pieces(line, number)):
+                yield re.sub(r"[\r\n]", " ", piece)
+            yield "\n"
+    else:
+        for answer in answers(trained, lines):
+            yield plain(answer) + "\n"
+
+
+def plain(answer: Answer) -> str:
+    """An answer in one line."""
+    return answer["translation"] if "translation" in answer else f"{answer['label']}\t{answer['text']}"
 
 
 def export_run(folder: Path, out: Path, to: str) -> None:
@@ -147,6 +234,8 @@ def export_run(folder: Path, out: Path, to: str) -> None:
     if to not in ("peft", "merged"):
         raise unknown("target of an export", to, ("peft", "merged"))
     base, config = open_run(folder)
+    if config.model is not None:
+        raise UserError(f"{folder} has a model of its own and no base: {folder / 'model'} is what peftlab.load reads")
     why = why_not_exported(base, config)
     if (reason := why.pop(to)) is not None:
         ((other, obstacle),) = why.items()
@@ -157,7 +246,10 @@ def export_run(folder: Path, out: Path, to: str) -> None:
     else:
         if config.build_method().kinds:
             merge(base.model, ADAPTER)
-        base.save(out, head=ADAPTER, max_length=min(config.task.max_length, base.config.max_length))
+        if base.model.head_address is None:
+            base.save(out)
+        else:
+            base.save(out, head=ADAPTER, max_length=min(config.task.max_length, base.config.max_length))
 
 
 def why_not_exported(base: Base, config: Config) -> dict[str, str | None]:
@@ -167,6 +259,6 @@ def why_not_exported(base: Base, config: Config) -> dict[str, str | None]:
     mergeable = all(addition.mergeable for addition in additions)
     nothing = f"{method.name} puts nothing into the base that an adapter could hold"
     return {
-        "peft": why_not_stock(base, base.model.adapters[ADAPTER]) if method.kinds else nothing,
+        "peft": why_only_ours(base, base.model.adapters[ADAPTER]) if method.kinds else nothing,
         "merged": None if mergeable else f"{method.name} is no change of the base's weights",
     }

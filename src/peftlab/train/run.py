@@ -4,7 +4,7 @@ runs/lora-reviews-0/
   config.toml      what was asked for, completed
   metrics.jsonl    a line a step
   checkpoints/     what an interrupted run goes on from; gone when it is done
-  adapter/         what was trained (a checkpoint for methods that train the base)
+  adapter/         what was trained (a checkpoint for methods that train the base; model/ for a model of one's own)
   result.json      scores, costs and predictions, written last: with it the run is done
 
 peftlab train config.toml --out runs/mine
@@ -24,6 +24,7 @@ from peftlab.peft.describe import describe
 from peftlab.train.checkpoint import Checkpoints
 from peftlab.train.classifying import Classifying
 from peftlab.train.config import Config, read_config_file
+from peftlab.train.language_modelling import LanguageModelling
 from peftlab.train.lock import locked
 from peftlab.train.loop import Progress, Training, train
 from peftlab.train.memory import peak_memory
@@ -32,7 +33,7 @@ from peftlab.train.stop import Interrupted, Stop, stopping
 from peftlab.train.translating import Translating
 from peftlab.train.work import Work
 
-WORKS: dict[str, type[Work]] = {"translate": Translating}
+WORKS: dict[str, type[Work]] = {"translate": Translating, "language_model": LanguageModelling}
 """section of a configuration → what it asks for; without one of them it is classification"""
 
 

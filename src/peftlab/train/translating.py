@@ -1,9 +1,8 @@
-"""Training a translator: a vocabulary and a model of one's own on pairs of texts, and back from a run's folder."""
+"""Training a translator on pairs of texts: one of one's own, or a base such as Marian or BART with an adapter."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -11,35 +10,31 @@ from torch import Tensor
 from peftlab.data.batch import Batch, Pair
 from peftlab.data.parallel import Pairs, joined, load_parallel
 from peftlab.data.tokenizer import Tokenizer
-from peftlab.errors import UserError
 from peftlab.generate.beam import Beam
 from peftlab.generate.search import Search, Written, write
-from peftlab.models.base import Base, load
 from peftlab.models.model import Model
-from peftlab.models.own import OWN, make_model
-from peftlab.models.writer import Writer
-from peftlab.tasks.translate import Encoded, Translate, bleu_by_length, encode, marks, scores
-from peftlab.train.config import Config, read_config_file
+from peftlab.models.writer import Marks, Writer
+from peftlab.tasks.next_token import marks
+from peftlab.tasks.translate import Encoded, Translate, bleu_by_length, encode, scores
+from peftlab.train.config import Config
 from peftlab.train.config import Translate as Settings
 from peftlab.train.loop import Training, ask
-from peftlab.train.precision import pick_device
 from peftlab.train.stop import Stop
-from peftlab.train.work import Work
+from peftlab.train.writing import Writing, room
 
 EDGES = (8, 12, 16, 21, 31, 41)
 """words of the source at which a bin of the BLEU by length begins"""
 
 
-class Translating(Work):
+class Translating(Writing):
     """Texts into other texts."""
+
+    kinds = ("seq2seq", "rnn")
+    bases = "a Marian, a BART or a translator that a run trained"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         assert config.translate is not None
-        if config.model is None:
-            raise UserError('a translation needs a [model] to train: give one, such as kind = "seq2seq"')
-        if not config.build_method().trains_base:
-            raise UserError(f"{config.method['name']} adapts a base, and a [model] of one's own has none: use full")
         self.asked = config.translate
         data = load_parallel(self.asked.name, self.asked.direction)
         self.data = replace(data, train=first(data.train, self.asked.limit))
@@ -50,33 +45,30 @@ class Translating(Work):
         self.name = data.name
 
     def hashes(self) -> tuple[str, ...]:
-        return (self.data.fingerprint(),)
+        return self.data.fingerprint(), *self.base_hash()
+
+    def marks(self, tokenizer: Tokenizer) -> Marks:
+        return marks(tokenizer)
 
     def training(self) -> Training:
-        assert self.config.model is not None
         train, asked = self.data.train, self.asked
-        self.tokenizer = Tokenizer.train_on(
-            [*train.sources, *train.targets], "bpe", vocab_size=asked.vocab, lowercase=asked.lowercase
-        )
-        model = make_model(self.config.model, self.tokenizer.vocab_size, marks(self.tokenizer))
-        if model.max_length is not None and model.max_length < asked.max_length:
-            lengths = f"model.max_length is {model.max_length} and translate.max_length {asked.max_length}"
-            raise UserError(f"{lengths}: the model needs as many positions as a text may have tokens")
-        self.model = model.to(pick_device())
+        texts = [*train.sources, *train.targets]
+        self.base = self.open(asked, texts, "translate.max_length", asked.max_length)
         both = (lengthened(part, asked.joined) for part in (train, self.data.validation))
         rows, held = (self.encoded(together(parts)) for parts in both)
         method = self.config.build_method()
-        return Training(self.model, method, Translate(asked.smoothing), rows, held, self.config.train)
+        return Training(self.base.model, method, Translate(asked.smoothing), rows, held, self.config.train)
 
     def encoded(self, part: Pairs) -> Encoded:
         """A part's tokens."""
-        return encode(self.tokenizer, part, self.asked.max_length)
+        model, asked = self.base.model, self.asked
+        return encode(self.base.tokenizer, part, room(model, asked.max_length), model.marks, asked.lowercase)
 
     def test(self, training: Training, stop: Stop) -> dict[str, list[Any]]:
-        how, longest = search(self.asked), self.asked.max_length
+        how, longest = search(self.asked), room(training.model, self.asked.max_length)
 
         def question(model: Model, inputs: Pair, labels: Tensor) -> list[str]:
-            return [self.tokenizer.decode(best.tokens) for best in translate(model, inputs.source, how, longest)]
+            return [self.base.tokenizer.decode(best.tokens) for best in translate(model, inputs.source, how, longest)]
 
         return {
             name: ask(training.model, self.encoded(part), question, training.precision, stop)
@@ -94,11 +86,6 @@ class Translating(Work):
         bins = bleu_by_length(every.sources, texts, every.targets, EDGES, self.asked.lowercase)
         by_length = [vars(found) for found in bins]
         return {**means, "said": said, "tests": tests, "by_length": by_length, "predictions": answers}
-
-    def save(self, folder: Path) -> list[Path]:
-        folder = folder / "model"
-        Base(str(folder), self.model.cpu(), self.tokenizer, OWN, {}).save(folder)
-        return [folder]
 
 
 def first(part: Pairs, most: int | None) -> Pairs:
@@ -126,10 +113,3 @@ def translate(model: Model, sources: Batch, how: Search, longest: int) -> list[W
     """The best text for each source, of at most `longest` tokens with its marks."""
     assert isinstance(model, Writer)
     return [found[0] for found in write(model, sources, how, longest - 2)]
-
-
-def open_translator(folder: Path) -> tuple[Writer, Tokenizer, Settings]:
-    """A finished run's model, ready to translate."""
-    base, asked = load(folder / "model"), read_config_file(folder / "config.toml").translate
-    assert asked is not None
-    return base.model, base.tokenizer, asked

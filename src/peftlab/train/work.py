@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from peftlab.models.base import Base
+from peftlab.train.artefact import save_trained
 from peftlab.train.config import Config
 from peftlab.train.loop import Training
 from peftlab.train.memory import keep_freed
@@ -19,6 +21,8 @@ class Work(ABC):
 
     name: str
     """of the task, in results"""
+    base: Base
+    """what is trained, from `training` on"""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -47,6 +51,6 @@ class Work(ABC):
     def result(self, answers: dict[str, list[Any]]) -> dict[str, Any]:
         """The scores of these answers, what to say of them (`said`), and the answers."""
 
-    @abstractmethod
     def save(self, folder: Path) -> list[Path]:
         """Write what was trained into the run's folder; gives the folders that it wrote."""
+        return save_trained(self.base, folder)

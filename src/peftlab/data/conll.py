@@ -1,0 +1,274 @@
+"""Sentences word by word, from CoNLL-U, two-column CoNLL or JSONL, also packed as .gz or .bz2; every line is checked.
+
+    sentences = read_conllu(Path("en_ewt-ud-dev.conllu.gz"))   # universaldependencies.org/format.html
+    heads, relations = sentences[0].tree()
+    write_conllu(Path("out.conllu"), [sentence.with_tree(...) for sentence in sentences])
+    read_tagged(Path("train.conll.gz"))                        # words with one tag each, from any of the three
+
+A sentence of CoNLL-U is its lines: what is asked of it is read off them, and what is changed are columns of its words
+alone. So comments, multi-word tokens (3-4), empty nodes (3.1) and every column that nobody touched come back as bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from peftlab.data.files import is_file, write_text
+from peftlab.data.table import NO_TEXT, PACKINGS, BrokenRowError, decoded_lines
+from peftlab.errors import UserError
+
+COLUMNS = 10
+ID, FORM, UPOS, HEAD, DEPREL = 0, 1, 3, 6, 7
+NUMBER = "([0-9]{1,9})"
+RANGE, EMPTY = re.compile(f"{NUMBER}-{NUMBER}"), re.compile(f"{NUMBER}[.]{NUMBER}")
+KINDS = (".conllu", ".conll", ".jsonl")
+
+
+class Tree(NamedTuple):
+    """The head of each word, counted from 1, 0 at the root, and its relation to it."""
+
+    heads: list[int]
+    relations: list[str]
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence of a CoNLL-U file."""
+
+    path: Path
+    line: int
+    """the number of its first line in the file"""
+    lines: tuple[str, ...]
+    """as they stand there, with their ends, and the blank ones behind them"""
+    places: tuple[int, ...]
+    """which of the lines are its words"""
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Sentence:
+        """Words of which nothing is known yet."""
+        assert not any(mark in word for word in words for mark in "\t\r\n")
+        lines = ["\t".join([str(i), word, *["_"] * (COLUMNS - 2)]) + "\n" for i, word in enumerate(words, 1)]
+        return cls(Path(), 1, (*lines, "\n"), tuple(range(len(words))))
+
+    @property
+    def words(self) -> list[str]:
+        """Their forms."""
+        return self.column(FORM)
+
+    @property
+    def text(self) -> str:
+        """The lines as one."""
+        return "".join(self.lines)
+
+    def column(self, number: int) -> list[str]:
+        """What each word has in a column."""
+        return [self.lines[place].rstrip("\r\n").split("\t")[number] for place in self.places]
+
+    def where(self, word: int) -> str:
+        """The line of a word, counted from 0, for messages."""
+        return f"{self.path}, line {self.line + self.places[word]}"
+
+    def tags(self) -> list[str]:
+        """The part of speech (UPOS) of each word."""
+        tags = self.column(UPOS)
+        for word, tag in enumerate(tags):
+            if tag in ("", "_"):
+                raise UserError(f"{self.where(word)}: the word has no tag: column {UPOS + 1} (UPOS) must hold one")
+        return tags
+
+    def tree(self) -> Tree:
+        """The heads and relations, found to be a tree with one root."""
+        cells, relations = self.column(HEAD), self.column(DEPREL)
+        for word, (head, relation) in enumerate(zip(cells, relations, strict=True)):
+            if not re.fullmatch(NUMBER, head) or int(head) > len(cells):
+                problem = f"its head {head!r} is not a token"
+                raise UserError(f"{self.where(word)}: {problem}: 0 or a word from 1 to {len(cells)} is needed")
+            if relation in ("", "_"):
+                raise UserError(f"{self.where(word)}: it has no relation: column {DEPREL + 1} (DEPREL) must hold one")
+        heads = [int(head) for head in cells]
+        roots = [word for word, head in enumerate(heads) if head == 0]
+        if len(roots) != 1:
+            problem = f"a second root, after word {roots[0] + 1}" if roots else "a sentence begins that has no root"
+            raise UserError(f"{self.where(roots[1] if roots else 0)}: {problem}: exactly one word has the head 0")
+        if cycle := find_cycle([0, *heads]):
+            circle = " → ".join(map(str, [*cycle, cycle[0]]))
+            raise UserError(f"{self.where(cycle[0] - 1)}: the heads {circle} form a cycle: they must lead to the root")
+        return Tree(heads, relations)
+
+    def with_tags(self, tags: Sequence[str]) -> Sentence:
+        """The same sentence with these parts of speech."""
+        return self._with({UPOS: tags})
+
+    def with_tree(self, tree: Tree) -> Sentence:
+        """The same sentence with this tree; an enhanced graph (DEPS) that it may have is another's work and stays."""
+        return self._with({HEAD: [str(head) for head in tree.heads], DEPREL: tree.relations})
+
+    def _with(self, columns: dict[int, Sequence[str]]) -> Sentence:
+        assert all(len(values) == len(self.places) for values in columns.values())
+        lines = list(self.lines)
+        for word, place in enumerate(self.places):
+            cells = lines[place].split("\t")  # the line's end is part of the last, which nobody changes
+            for number, values in columns.items():
+                cells[number] = values[word]
+            lines[place] = "\t".join(cells)
+        return replace(self, lines=tuple(lines))
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """One sentence, a tag for each of its words."""
+
+    words: list[str]
+    tags: list[str]
+    path: Path
+    line: int
+    """the number of its first line in the file"""
+
+
+def read_conllu(path: Path) -> list[Sentence]:
+    """The sentences of a CoNLL-U file; whether their heads are trees is asked of each (`Sentence.tree`)."""
+    return [_sentence(path, start, lines) for start, lines in _blocks(path)]
+
+
+def write_conllu(path: Path, sentences: Iterable[Sentence]) -> None:
+    """Write the whole file, or leave what was there."""
+    write_text(path, "".join(sentence.text for sentence in sentences))
+
+
+def read_tagged(path: Path) -> list[Tagged]:
+    """The words and tags of a file: UPOS of a .conllu, the second column of a .conll, the "tags" of a .jsonl."""
+    inner = Path(path.stem) if path.suffix.lower() in PACKINGS else path
+    kind = inner.suffix.lower()
+    if kind == ".conllu":
+        return [Tagged(sentence.words, sentence.tags(), path, sentence.line) for sentence in read_conllu(path)]
+    if kind == ".conll":
+        return [_columns(path, start, lines) for start, lines in _blocks(path)]
+    if kind == ".jsonl":
+        return [_record(path, start + i, line) for start, block in _blocks(path) for i, line in _full(block)]
+    raise UserError(f"{path} has no tags: its name must end in {', '.join(KINDS)}, or in .gz or .bz2 after these")
+
+
+def find_cycle(heads: Sequence[int]) -> list[int]:
+    """A cycle in the heads of words 1 … (place 0 stands for the root), each before its head; [] if there is none.
+
+    >>> find_cycle([0, 3, 0, 4, 1])
+    [1, 3, 4]
+    """
+    seen = [-1, *[0] * (len(heads) - 1)]
+    for start in range(1, len(heads)):
+        word = start
+        while not seen[word]:
+            seen[word] = start
+            word = heads[word]
+        if seen[word] == start:  # back on the way that this start took
+            cycle = [word]
+            while (word := heads[word]) != cycle[0]:
+                cycle.append(word)
+            return cycle
+    return []
+
+
+def _sentence(path: Path, start: int, lines: list[str]) -> Sentence:
+    places: list[int] = []
+    covered = empty = 0  # the last word of a multi-word token, and the empty nodes since the last word
+    last = start
+    for place, line in _full(lines):
+        last = start + place
+        if line.startswith("#") and not places:
+            continue
+        where, cells = f"{path}, line {last}", line.rstrip("\r\n").split("\t")
+        if len(cells) != COLUMNS:
+            hint = "is there a tab inside a form?" if len(cells) > COLUMNS else "a column without content holds _"
+            raise UserError(f"{where}: it has {len(cells)} columns, and a line of CoNLL-U has {COLUMNS}: {hint}")
+        if not cells[FORM].strip():
+            raise UserError(f"{where}: the form is empty: column {FORM + 1} must hold a word")
+        due = len(places) + 1
+        if cells[ID] == str(due):
+            places.append(place)
+            empty = 0
+        elif (ends := RANGE.fullmatch(cells[ID])) and covered < int(ends[1]) == due <= int(ends[2]):
+            covered = int(ends[2])
+        elif (node := EMPTY.fullmatch(cells[ID])) and (int(node[1]), int(node[2])) == (due - 1, empty + 1):
+            empty += 1
+        else:
+            raise UserError(f"{where}: its id is {cells[ID]!r} where {due} is due: ids count the words without a gap")
+    if not places:
+        raise UserError(f"{path}, line {last}: a sentence ends here that has no word")
+    if covered > len(places):
+        raise UserError(f"{path}, line {last}: the sentence ends at word {len(places)}, inside a multi-word token")
+    return Sentence(path, start, tuple(lines), tuple(places))
+
+
+def _columns(path: Path, start: int, lines: list[str]) -> Tagged:
+    rows = []
+    for i, line in _full(lines):
+        text = line.rstrip()
+        cells = text.split("\t") if "\t" in text else text.split(" ")
+        if len(cells) != 2 or not all(cell.strip() for cell in cells):
+            raise UserError(f"{path}, line {start + i}: {text!r:.60} is not a word and its tag with a tab between them")
+        rows.append(cells)
+    return Tagged([word for word, _ in rows], [tag for _, tag in rows], path, start)
+
+
+def _record(path: Path, number: int, line: str) -> Tagged:
+    where, form = f"{path}, line {number}", '{"words": […], "tags": […]}'
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: it is not JSON ({error})") from None
+    words, tags = (record.get(key) if isinstance(record, dict) else None for key in ("words", "tags"))
+    if not isinstance(words, list) or not isinstance(tags, list) or not all(map(_is_text, [*words, *tags])):
+        raise UserError(f"{where}: it is not {form} with texts that are not empty")
+    if not words or len(words) != len(tags):
+        problem = f"it has {len(words)} words and {len(tags)} tags"
+        raise UserError(f"{where}: {problem}: at least one word is needed, and a tag for each")
+    return Tagged(words, tags, path, number)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and not NO_TEXT.search(value)
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The sentences of a file as lines, each with the number of the first; the blank lines after it belong to it."""
+    block: list[str] = []
+    start = 1
+    for number, line in enumerate(_lines(path), 1):
+        if block and _blank(block[-1]) and not _blank(line) and not all(map(_blank, block)):
+            yield start, block
+            block, start = [], number
+        block.append(line)
+    if all(map(_blank, block)):  # only where nothing but blank lines was read
+        raise UserError(f"{path} is empty: it holds no sentence")
+    yield start, block
+
+
+def _full(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, with their places."""
+    return ((place, line) for place, line in enumerate(lines) if not _blank(line))
+
+
+def _blank(line: str) -> bool:
+    """Whether it separates sentences; WNUT's own file ends in a byte-order mark."""
+    return not line.strip("\ufeff \t\r\n")
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a text file with their ends."""
+    if not is_file(path):
+        raise UserError(f"there is no file {path}")
+    number = 0
+    try:
+        with PACKINGS.get(path.suffix.lower(), open)(path, "rb") as file:
+            for number, line in enumerate(decoded_lines(file), 1):  # noqa: B007 — said where a line is broken
+                yield line
+    except BrokenRowError as problem:
+        raise UserError(f"{path}, line {number + 1}: {problem}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None

@@ -1,0 +1,181 @@
+"""Dependency parsing (N→path): for each word its head and its relation to it, which together are a tree.
+
+Dozat & Manning 2017 (arXiv 1611.01734) on the states of a pretrained model; the first subword of a word speaks for it.
+The loss is the cross-entropy of the heads plus that of the relations, these to the heads of the treebank. The answer is
+the best tree (`tasks/tree.py`) with the best relation on each arc.
+
+Scores are those of the CoNLL 2018 shared task's script where words are given: UAS is the share of all words,
+punctuation too, that have their right head, LAS of those that have the right relation to it besides. It compares the
+universal part of a relation: `nmod:poss` is right where `nmod` was asked for.
+
+Shapes: B sentences, T tokens and N words of the longest, K width of a parser's views, L relations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from peftlab.data.batch import Batch
+from peftlab.data.conll import Sentence, Tree
+from peftlab.data.tokenizer import Tokenizer
+from peftlab.data.words import NO_WORD, UNKNOWN, Subwords, encode_words
+from peftlab.models.model import Model
+from peftlab.models.parser import parser_of
+from peftlab.tasks.task import Task
+from peftlab.tasks.tree import best_tree
+
+ROOT, UNSPECIFIED = "root", "dep"
+"""Universal Dependencies' names for the arc from the root, and for one of which no more is known"""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokenised sentences with their trees, ragged: padding is decided batch by batch."""
+
+    words: Subwords
+    heads: list[list[int]]
+    """of the words that are left; −1: not known, or cut off"""
+    relations: list[list[int]]
+    """their numbers; −1: not known, not among the names, or to a head that was cut off"""
+    trees: list[Tree]
+    """of all words, also of those that were cut off"""
+    rows: list[int]
+    """the number of each sentence's first line in the file it came from, for messages"""
+    unseen: int
+    """how many words have a relation that is not among the names"""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def lengths(self) -> list[int]:
+        """The number of tokens of each."""
+        return self.words.lengths()
+
+    def weight(self, rows: Sequence[int]) -> int:
+        """Each word counts once."""
+        return self.words.weight(rows)
+
+    def batch(self, rows: Sequence[int]) -> tuple[Batch, Tensor]:
+        """These sentences, padded, with their labels [B, T, 2]: head and relation, −100 where no word begins."""
+        labels = [self.words.labels(rows, values) for values in (self.heads, self.relations)]
+        return self.words.batch(rows), torch.stack(labels, -1)
+
+
+def relation_names(trees: Iterable[Tree]) -> tuple[str, ...]:
+    """The relations that occur, in the order of the alphabet."""
+    return tuple(sorted({relation for tree in trees for relation in tree.relations}))
+
+
+def unknown_tree(words: int) -> Tree:
+    """In the place of one that is to be found."""
+    return Tree([UNKNOWN] * words, [""] * words)
+
+
+def encode(
+    tokenizer: Tokenizer, sentences: Sequence[Sentence], trees: Sequence[Tree], names: Sequence[str], max_length: int
+) -> Encoded:
+    """Tokenise once; a sentence that would have more than `max_length` tokens loses its last words."""
+    words = encode_words(tokenizer, [sentence.words for sentence in sentences], max_length)
+    number = {name: i for i, name in enumerate(names)}
+    heads: list[list[int]] = []
+    relations: list[list[int]] = []
+    for tree, firsts in zip(trees, words.firsts, strict=True):
+        left = len(firsts)
+        heads.append([head if head <= left else UNKNOWN for head in tree.heads[:left]])
+        known = (number.get(relation, UNKNOWN) for relation in tree.relations)
+        relations.append([UNKNOWN if head < 0 else r for head, r in zip(heads[-1], known, strict=False)])
+    unseen = sum(relation not in number for tree in trees for relation in tree.relations)
+    return Encoded(words, heads, relations, list(trees), [sentence.line for sentence in sentences], unseen)
+
+
+@dataclass(frozen=True)
+class Parse(Task):
+    """Cross-entropy of heads and relations, and LAS to choose by."""
+
+    names: tuple[str, ...]
+    """of the relations, in the order of the logits"""
+
+    def loss(self, model: Model, inputs: Batch, labels: Tensor) -> Tensor:
+        words, gold = self.read(model, inputs, labels)
+        parser, real = parser_of(model), gold[..., 0] != NO_WORD
+        heads, relations = gold[real].T
+        arcs = allowed(parser.score_arcs(words).float(), real)[real]
+        relation = parser.score_labels(words, gold[..., 0].clamp(min=0))[real].float()
+        # a head that was cut off, a relation that is unknown teach nothing; the loop weighs parts by their words
+        total = F.cross_entropy(arcs, heads, ignore_index=UNKNOWN, reduction="sum")
+        total = total + F.cross_entropy(relation, relations, ignore_index=UNKNOWN, reduction="sum")
+        return total / len(heads)
+
+    def judge(self, model: Model, inputs: Batch, labels: Tensor) -> Sequence[Tree]:
+        """The tree over the words that are left of each sentence; the labels only say where words begin."""
+        words, gold = self.read(model, inputs, labels)
+        parser, counts = parser_of(model), (gold[..., 0] != NO_WORD).sum(1).tolist()
+        arcs = parser.score_arcs(words).detach().float().cpu().numpy()
+        heads = [best_tree(row[:n, : n + 1]) for row, n in zip(arcs, counts, strict=True)]
+        longest = gold.shape[1]
+        chosen = torch.tensor([row + [0] * (longest - len(row)) for row in heads], device=words.device)
+        logits = parser.score_labels(words, chosen).float()
+        if ROOT in self.names:  # the name of the arc from the root, and of no other
+            logits[..., self.names.index(ROOT)] = torch.where(chosen == 0, math.inf, -math.inf)
+        relations = logits.argmax(-1).tolist()
+        return [
+            Tree(row, [self.names[relation] for relation in found[: len(row)]])
+            for row, found in zip(heads, relations, strict=True)
+        ]
+
+    def read(self, model: Model, inputs: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The views [B, 1 + N, K] of the root and the words, and the words' labels [B, N, 2]."""
+        real = labels[..., 0] != NO_WORD
+        views = model(inputs, logits_only=True).scores
+        return gather(views, F.pad(real, (1, 0), value=True), 0), gather(labels, real, NO_WORD)
+
+    def score(self, judged: Sequence[Tree], rows: Encoded) -> float:
+        return scores(judged, rows.trees)["las"]
+
+
+def gather(x: Tensor, real: Tensor, fill: int) -> Tensor:
+    """[B, T, …] → [B, N, …]: each row's places where `real` [B, T] is True, and then as many fills as it lacks."""
+    counts = real.sum(1, keepdim=True)
+    there = torch.arange(int(counts.max()), device=x.device) < counts
+    gathered = x.new_full((*there.shape, *x.shape[2:]), fill)
+    gathered[there] = x[real]
+    return gathered
+
+
+def allowed(arcs: Tensor, real: Tensor) -> Tensor:
+    """Scores [B, N, 1 + N] with −∞ where the head is no word; real [B, N]."""
+    return arcs.masked_fill(~F.pad(real, (1, 0), value=True)[:, None], -math.inf)
+
+
+def scores(predicted: Sequence[Tree], gold: Sequence[Tree]) -> dict[str, float]:
+    """UAS and LAS; a tree may have fewer words than there were: those that were cut off are wrong."""
+    total = heads = both = 0
+    for found, right in zip(predicted, gold, strict=True):
+        total += len(right.heads)
+        hits = [ours == theirs for ours, theirs in zip(found.heads, right.heads, strict=False)]
+        named = zip(map(universal, found.relations), map(universal, right.relations), strict=False)
+        heads += sum(hits)
+        both += sum(hit and ours == theirs for hit, (ours, theirs) in zip(hits, named, strict=False))
+    return {"uas": heads / total, "las": both / total}
+
+
+def universal(relation: str) -> str:
+    """The part of a relation that all languages share.
+
+    >>> universal("nmod:poss")
+    'nmod'
+    """
+    return relation.split(":")[0]
+
+
+def completed(tree: Tree, words: int) -> Tree:
+    """A tree over all words of a sentence: those that were cut off hang on its root."""
+    missing = words - len(tree.heads)
+    root = tree.heads.index(0) + 1
+    return Tree(tree.heads + [root] * missing, tree.relations + [UNSPECIFIED] * missing)

@@ -1,0 +1,172 @@
+"""Tagging (N→N): one tag for each word, such as its part of speech or its place in a named entity.
+
+Sentences are tokenised once, and the first subword of a word speaks for it; the loss is the cross-entropy there. Parts
+of speech are scored by accuracy. Where tags are BIO (Ramshaw & Marcus 1995, arXiv cmp-lg/9505040), entities are scored
+by F1: one is right if its type and both its ends are. An I- that follows no tag of its type begins an entity, as
+`conlleval` and `seqeval` have it.
+
+    O  I-person  I-person  I-group   is repaired to   O  B-person  I-person  B-group
+
+Shapes: B sentences, T tokens of the longest, L tags.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from peftlab.data.batch import Batch
+from peftlab.data.conll import Tagged
+from peftlab.data.tokenizer import Tokenizer
+from peftlab.data.words import NO_WORD, UNKNOWN, Subwords, encode_words
+from peftlab.errors import UserError
+from peftlab.models.model import Model
+from peftlab.tasks.task import Task
+
+BIO = re.compile("O|[BI]-.+")
+NO_TAG = ""
+"""of a word that was cut off: never right, and part of no entity"""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Tokenised sentences with their tags, ragged: padding is decided batch by batch."""
+
+    words: Subwords
+    labels: list[list[int]]
+    """the number of each word's tag, for the words that are left; −1: it has none of the names"""
+    tags: list[list[str]]
+    """of all words, also of those that were cut off"""
+    rows: list[int]
+    """the number of each sentence's first line in the file it came from, for messages"""
+    unseen: int
+    """how many words have a tag that is not among the names"""
+    repaired: int
+    """how many BIO tags were repaired"""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def lengths(self) -> list[int]:
+        """The number of tokens of each."""
+        return self.words.lengths()
+
+    def weight(self, rows: Sequence[int]) -> int:
+        """Each word counts once."""
+        return self.words.weight(rows)
+
+    def batch(self, rows: Sequence[int]) -> tuple[Batch, Tensor]:
+        """These sentences, padded to the longest of them, with their labels [B, T]: −100 where no word begins."""
+        return self.words.batch(rows), self.words.labels(rows, self.labels)
+
+
+def tag_names(sentences: Sequence[Tagged]) -> tuple[str, ...]:
+    """The tags that occur, repaired where they are BIO, in the order of the alphabet."""
+    found = {tag for sentence in sentences for tag in sentence.tags}
+    if not is_bio(found):
+        return tuple(sorted(found))
+    for sentence in sentences:
+        for tag in sentence.tags:
+            if not BIO.fullmatch(tag):
+                where = f"{sentence.path}, in the sentence from line {sentence.line}"
+                raise UserError(f"{where}: the tag {tag!r} is not O, B-type or I-type, as others of the file are")
+    return tuple(sorted({tag for sentence in sentences for tag in repair(sentence.tags)}))
+
+
+def is_bio(names: Iterable[str]) -> bool:
+    """Whether tags mark where entities begin and go on."""
+    return any(name.startswith(("B-", "I-")) for name in names)
+
+
+def encode(tokenizer: Tokenizer, sentences: Sequence[Tagged], names: Sequence[str], max_length: int) -> Encoded:
+    """Tokenise once; a sentence that would have more than `max_length` tokens loses its last words."""
+    words = encode_words(tokenizer, [sentence.words for sentence in sentences], max_length)
+    given = [sentence.tags for sentence in sentences]
+    tags = [repair(row) for row in given] if is_bio(names) else given
+    number = {name: i for i, name in enumerate(names)}
+    labels = [[number.get(tag, UNKNOWN) for tag in row] for row in tags]
+    return Encoded(
+        words,
+        [row[: len(firsts)] for row, firsts in zip(labels, words.firsts, strict=True)],
+        tags,
+        [sentence.line for sentence in sentences],
+        sum(row.count(UNKNOWN) for row in labels),
+        sum(a != b for old, new in zip(given, tags, strict=True) for a, b in zip(old, new, strict=True)),
+    )
+
+
+@dataclass(frozen=True)
+class Tag(Task):
+    """Cross-entropy at the first subwords; to choose by, accuracy or, where tags are BIO, F1."""
+
+    names: tuple[str, ...]
+    """of the tags, in the order of the logits"""
+
+    def loss(self, model: Model, inputs: Batch, labels: Tensor) -> Tensor:
+        real = labels != NO_WORD
+        logits = model(inputs, logits_only=True).logits[real].float()
+        # not the mean over the tags that are known, which may be none: the loop weighs parts by their words
+        return F.cross_entropy(logits, labels[real], ignore_index=UNKNOWN, reduction="sum") / len(logits)
+
+    def judge(self, model: Model, inputs: Batch, labels: Tensor) -> Sequence[list[str]]:
+        """The tag of each word that is left of a sentence; the labels only say where words begin."""
+        chosen = model(inputs, logits_only=True).logits.argmax(-1).tolist()
+        real = (labels != NO_WORD).tolist()
+        return [
+            [self.names[tag] for tag, begins in zip(*row, strict=True) if begins]
+            for row in zip(chosen, real, strict=True)
+        ]
+
+    def score(self, judged: Sequence[list[str]], rows: Encoded) -> float:
+        return scores(judged, rows.tags, is_bio(self.names))["f1" if is_bio(self.names) else "accuracy"]
+
+
+def scores(predicted: Sequence[list[str]], gold: Sequence[list[str]], bio: bool) -> dict[str, float]:
+    """The share of words with the right tag, and of BIO tags precision, recall and F1 of the entities of all types.
+
+    A sentence may have fewer predictions than words: those that were cut off are wrong.
+    """
+    full = [[*row, *[NO_TAG] * (len(tags) - len(row))] for row, tags in zip(predicted, gold, strict=True)]
+    pairs = [pair for row, tags in zip(full, gold, strict=True) for pair in zip(row, tags, strict=True)]
+    found = {"accuracy": sum(a == b for a, b in pairs) / len(pairs)}
+    if bio:
+        ours, theirs = (
+            {(i, *entity) for i, row in enumerate(rows) for entity in entities(row)} for rows in (full, gold)
+        )
+        right = len(ours & theirs)
+        found["precision"] = right / len(ours) if ours else 0.0
+        found["recall"] = right / len(theirs) if theirs else 0.0
+        found["f1"] = 2 * right / (len(ours) + len(theirs)) if right else 0.0
+    return found
+
+
+def repair(tags: Sequence[str]) -> list[str]:
+    """BIO tags in which every entity begins with a B-.
+
+    >>> repair(["I-loc", "I-loc", "O", "B-loc", "I-per"])
+    ['B-loc', 'I-loc', 'O', 'B-loc', 'B-per']
+    """
+    before = ["O", *tags]
+    return [
+        f"B-{tag[2:]}" if tag.startswith("I-") and last[2:] != tag[2:] else tag
+        for last, tag in zip(before, tags, strict=False)
+    ]
+
+
+def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """Of each entity its type, its first and its last word.
+
+    >>> sorted(entities(["B-loc", "I-loc", "O", "B-loc", "I-per"]))
+    [('loc', 0, 1), ('loc', 3, 3), ('per', 4, 4)]
+    """
+    found: list[tuple[str, int, int]] = []
+    for word, tag in enumerate(repair(tags)):
+        if tag.startswith("B-"):
+            found.append((tag[2:], word, word))
+        elif tag.startswith("I-"):
+            found[-1] = (*found[-1][:2], word)
+    return set(found)
