@@ -47,7 +47,8 @@ def plan(sweep: dict[str, Any], task: str, out: Path) -> list[Job]:
             content["task"]["name"] = task
             content["method"] = {"name": method}
             content["train"]["lr"] = lr
-            jobs.append(Job(make_config(content, "the sweep"), out / f"{method}-{lr:g}"))
+            name = f"{method}-{lr:g}"
+            jobs.append(Job(make_config(content, "the sweep"), out / name, name))
     return jobs
 
 

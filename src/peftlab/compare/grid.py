@@ -51,6 +51,8 @@ class Job:
 
     config: Config
     folder: Path
+    title: str
+    """what it is called while it is watched"""
     state: str = "waiting"
     """waiting, running, done or failed"""
     note: str = ""
@@ -62,11 +64,6 @@ class Job:
     started: float = 0.0
     ended: float = 0.0
     process: BaseProcess | None = field(default=None, repr=False)
-
-    @property
-    def title(self) -> str:
-        """method, task and seed."""
-        return f"{self.config.method['name']} · {Path(self.config.task.name).stem} · seed {self.config.train.seed}"
 
     def left(self, now: float) -> float | None:
         """Seconds until its last step, at the pace so far."""
@@ -99,7 +96,9 @@ def plan(
             for seed in range(seeds):
                 content["train"] = {**content.get("train", {}), "seed": seed}
                 config = make_config(content, "the comparison")
-                jobs.append(Job(config, out / "runs" / f"{method}-{Path(task['name']).stem}-{seed}"))
+                name = Path(task["name"]).stem
+                folder = out / "runs" / f"{method}-{name}-{seed}"
+                jobs.append(Job(config, folder, f"{method} · {name} · seed {seed}"))
     return jobs
 
 
