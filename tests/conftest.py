@@ -1,5 +1,6 @@
 """What tests share: the real weights, the development data, and small random models with their reference."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,14 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 def pytest_addoption(parser) -> None:
     parser.addoption("--kills", type=int, default=16, help="how often a training is killed (the full count is 200)")
+
+
+def pytest_configure() -> None:
+    """The processes that share the tests share the cores, too, also in what they start."""
+    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from peftlab.models.encoder import Encoder as Encoder
     from peftlab.models.encoder import EncoderConfig as EncoderConfig
     from peftlab.models.heads import Classifier as Classifier
+    from peftlab.models.parser import Parser as Parser
+    from peftlab.models.tagger import Tagger as Tagger
     from peftlab.peft import Adapter as Adapter
     from peftlab.peft import BitFit as BitFit
     from peftlab.peft import Full as Full
@@ -57,9 +59,11 @@ WHERE = {
     "Head": "peftlab.peft",
     "LoRA": "peftlab.peft",
     "PTuning": "peftlab.peft",
+    "Parser": "peftlab.models.parser",
     "Prefix": "peftlab.peft",
     "Prompt": "peftlab.peft",
     "SlowStart": "peftlab.peft",
+    "Tagger": "peftlab.models.tagger",
     "Tokenizer": "peftlab.data.tokenizer",
     "UserError": "peftlab.errors",
     "activate": "peftlab.peft.attach",

@@ -125,7 +125,11 @@ def train(
 
 @app.command("compare")
 def compare(
-    task: Annotated[str, typer.Option(help="names (sst2,mnli), a folder, or a file")] = "reviews",
+    task: Annotated[str | None, typer.Option(help="names (sst2,mnli), a folder, or a file [default: reviews]")] = None,
+    tag: Annotated[str | None, typer.Option(help="words to tag instead: ud-english-ewt, a folder, a file")] = None,
+    parse: Annotated[
+        str | None, typer.Option(help="sentences to parse instead: ud-english-ewt, a folder, a file")
+    ] = None,
     methods: Annotated[str | None, typer.Option(help="names with commas between them; see peftlab ls")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each method")] = 2,
     base: Annotated[str, typer.Option(help="short name, folder or hub id of the model")] = "minilm",
@@ -163,9 +167,15 @@ def compare(
     if len(given) > 1 and given != ["--steps", "--quick"]:
         raise UserError(f"{' and '.join(given)} both say how long to train: give one of them")
     out = out or Path("comparison-quick" if quick else "comparison")
-    columns = {"text": text, "pair": pair, "label": label, "test": test}
+    kinds = {name: names for name, names in (("task", task), ("tag", tag), ("parse", parse)) if names is not None}
+    if len(kinds) > 1:
+        raise UserError(f"{' and '.join(f'--{name}' for name in kinds)} both say what to learn: give one of them")
+    ((kind, names),) = kinds.items() or [("task", "reviews")]
+    given_columns = {"text": text, "pair": pair, "label": label, "test": test}
+    columns = {name: column for name, column in given_columns.items() if column is not None}
     question = Question(
-        tasks=[{"name": name, **columns} for name in task.split(",")],
+        tasks=[{"name": name, **columns} for name in names.split(",")],
+        kind=kind,
         methods=None if methods is None else methods.split(","),
         seeds=seeds,
         base=base,
@@ -188,38 +198,51 @@ def compare(
 @app.command("predict")
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run")],
-    texts: Annotated[list[str] | None, typer.Argument(help="none or - reads lines from standard input")] = None,
-    file: Annotated[Path | None, typer.Option(help="a file with one text a line")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(help="or images; none or -: lines of standard input")] = None,
+    file: Annotated[Path | None, typer.Option(help="a file with one text a line, or sentences of CoNLL-U")] = None,
     pair: Annotated[bool, typer.Option("--pair", help="each line is two texts with a tab between them")] = False,
     json_: Annotated[
         bool,
         typer.Option(
             "--json",
-            help="an object a line: text, label, probabilities, logits; or text, translation; or text, continuation",
+            help="an object a line: text (or image), label, probabilities, logits; or words, tags; or words, heads,"
+            " relations, conllu; or text, translation; or text, continuation",
         ),
     ] = False,
     attention: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="also write a page of where the model looked, for up to 20 texts"),
+        typer.Option(metavar="FILE", help="also write a page of where the model looked, for up to 20 texts or images"),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="also write a page of what was said of words: tags, trees")
     ] = None,
 ) -> None:
-    """Label, translate or go on with texts by a finished run: from arguments, a file or standard input, a line each."""
-    from peftlab.train.predict import answer_lines, plain, read_lines, spoken
+    """Label, tag, parse, translate or go on with texts by a finished run: from arguments, a file or standard input.
+
+    A line is a text; a tagger answers word/TAG, a parser CoNLL-U.
+    """
+    from peftlab.train.predict import annotated, answer_lines, plain, read_lines, spoken
 
     lines = read_lines(texts, file, pair)
-    if attention is None and not json_:
+    if attention is None and html is None and not json_:
         for piece in spoken(folder, lines):
             print(piece, end="", flush=True)
         return
-    if attention is None:
-        answers = answer_lines(folder, lines)
-    else:
+    if attention is not None:
         from peftlab.report.attention import write
         from peftlab.train.looking import look
 
         seen = look(folder, lines)
         write(seen, str(folder), attention)
         answers = iter([each.answer for each in seen])
+    elif html is not None:
+        from peftlab.report.arcs import write as draw
+
+        found = annotated(folder, lines)
+        draw(found, str(folder), html)
+        answers = iter(found)
+    else:
+        answers = answer_lines(folder, lines)
     for answer in answers:
         print(json.dumps(answer, ensure_ascii=False) if json_ else plain(answer), flush=True)
 

@@ -14,21 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from peftlab.compare.budget import parse, spend
-from peftlab.compare.gather import gather
+from peftlab.compare.gather import Compared, gather
 from peftlab.compare.grid import Job, plan, run_grid
 from peftlab.compare.results import Comparison
 from peftlab.compare.watch import watching
-from peftlab.data.examples import Labelled
 from peftlab.data.files import make_folder, writing_to
 from peftlab.data.glue import first_rows
 from peftlab.errors import UserError, unknown
 from peftlab.models.base import base_fingerprint, load
 from peftlab.peft import METHODS
 from peftlab.peft.attach import build
-from peftlab.train.classifying import load_data
-from peftlab.train.config import Config
+from peftlab.train.config import TASKS, Config
 from peftlab.train.lock import locked
-from peftlab.train.run import finished, settle
+from peftlab.train.on_words import OnWords
+from peftlab.train.run import finished, open_work, settle
 
 TESTED = 1500
 """test rows of a comparison by steps: enough for ± 2.5 points, and testing takes an eighth of the time"""
@@ -40,6 +39,8 @@ class Question:
 
     tasks: Sequence[dict[str, Any]]
     """the settings of each task: its name, and of a file its columns"""
+    kind: str = "task"
+    """what is asked of them, a section of a configuration: task, tag or parse"""
     methods: Sequence[str] | None = None
     """None: those that a comparison has by default"""
     seeds: int = 2
@@ -84,21 +85,21 @@ class Question:
         length = {"steps": self.steps, "batch": self.batch} if self.epochs is None else {"epochs": self.epochs}
         tested = TESTED if self.test_limit is None and self.epochs is None else self.test_limit
         task: dict[str, Any] = {"limit": self.limit, "test_limit": tested}
-        settings = {"base": self.base, "task": task, "train": {"evaluations": 3, **length}}
+        settings = {"base": self.base, self.kind: task, "train": {"evaluations": 3, **length}}
         settled: dict[str, list[str]] = {}
 
         def within_budget(config: Config) -> list[str]:
-            key = f"{config.method['name']} {config.task.name}"
+            key = f"{config.method['name']} {getattr(config, self.kind).name}"
             if key not in settled:
                 train = config.train.model_copy(update={"threads": config.train.threads or self.threads})
                 timed = config.model_copy(update={"train": train})
                 settled[key] = [] if self.budget is None else spend(self.budget, timed, out)
             return settled[key]
 
-        drafts = plan(methods, self.tasks, 1, out, settings, self.overrides, within_budget)
+        drafts = plan(methods, self.kind, self.tasks, 1, out, settings, self.overrides, within_budget)
         if self.limit is None and all(job.config.train.steps for job in drafts):
             task["limit"] = max(rows_seen(job.config) for job in drafts)  # the same rows for every method
-        return plan(methods, self.tasks, self.seeds, out, settings, self.overrides, within_budget)
+        return plan(methods, self.kind, self.tasks, self.seeds, out, settings, self.overrides, within_budget)
 
     def check(self, methods: Sequence[str]) -> None:
         """The mistakes that no single configuration shows."""
@@ -113,6 +114,8 @@ class Question:
             first = override.partition(".")[0]
             if first in METHODS and first not in methods:
                 raise UserError(f"--set {override} changes nothing: {first} is not among the methods of the comparison")
+            if first in ("task", *TASKS) and first != self.kind:
+                raise UserError(f"--set {override} is of another task: the comparison is of [{self.kind}]")
         if self.budget is not None:
             parse(self.budget)
 
@@ -129,25 +132,32 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
     with writing_to(out), locked(out):
         base, base_hash = load(question.base), base_fingerprint(question.base)
         jobs = question.jobs(out)
-        data: dict[str, Labelled] = {}
+        works: dict[str, Compared] = {}
+        hashes = {question.base: base_hash}
         for job in jobs:
-            name = job.config.task.name
-            if name not in data:
-                data[name] = load_data(job.config)
-                show(data[name])
+            if job.task not in works:
+                work = open_work(job.config)
+                assert isinstance(work, Compared)
+                show(work)
+                works[job.task], hashes[work.name] = work, work.hashes()[0]
             complete = settle(job.config, job.folder)
             build(base.model, complete.build_method(), None)
-            finished(job.folder, complete.fingerprint(data[name].fingerprint(), base_hash))
+            finished(job.folder, complete.fingerprint(hashes[works[job.task].name], base_hash))
         with watching() as watch:
             run_grid(jobs, question.at_once, watch, out)
         if not any(job.state == "done" for job in jobs):
             raise UserError(f"no run ended well; the first said: {jobs[0].note}")
-        return gather(jobs, data, base_hash, command, question.quick)
+        return gather(jobs, works, hashes, command, question.quick)
 
 
-def show(data: Labelled) -> None:
+def show(work: Compared) -> None:
     """What the rows look like, before anything runs."""
-    print(f"{data.name}: {data.about}", file=sys.stderr)
-    for text, label in first_rows(data):
-        shown = text if isinstance(text, str) else " ⇥ ".join(text)
-        print(f"  {label}: {shown[:100]}{'…' if len(shown) > 100 else ''}", file=sys.stderr)
+    print(f"{work.name}: {work.data.about}", file=sys.stderr)
+    if isinstance(work, OnWords):
+        first: list[Any] = list(work.data.train[:3])
+        rows = [work.shown(sentence) for sentence in first]
+    else:
+        texts = ((text if isinstance(text, str) else " ⇥ ".join(text), label) for text, label in first_rows(work.data))
+        rows = [f"{label}: {text}" for text, label in texts]
+    for row in rows:
+        print(f"  {row[:110]}{'…' if len(row) > 110 else ''}", file=sys.stderr)

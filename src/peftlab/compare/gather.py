@@ -11,17 +11,26 @@ from typing import Any
 
 from peftlab.compare.grid import Job
 from peftlab.compare.results import ComparedTask, Comparison, RunResult
-from peftlab.compare.statistics import collapsed
-from peftlab.data.examples import Labelled
+from peftlab.compare.statistics import collapsed, no_better
+from peftlab.train.classifying import Classifying
 from peftlab.train.config import read_config_file
+from peftlab.train.on_words import OnWords
+from peftlab.train.parsing import Parsing
+from peftlab.train.tagging import Tagging
 
 LIBRARIES = ("peftlab", "torch", "tokenizers", "safetensors", "numpy", "scipy")
 
 
-def gather(jobs: Sequence[Job], data: dict[str, Labelled], base_hash: str, command: str, quick: bool) -> Comparison:
-    """The comparison that the jobs make together; `data` by the name that the configuration gives the task."""
-    tasks = {labelled.name: compared(labelled) for labelled in data.values()}
-    runs = [result_of(job, tasks[data[job.config.task.name].name]) for job in jobs]
+Compared = Classifying | Tagging | Parsing
+"""what methods can be compared on"""
+
+
+def gather(
+    jobs: Sequence[Job], works: dict[str, Compared], hashes: dict[str, str], command: str, quick: bool
+) -> Comparison:
+    """The comparison that the jobs make together; the works by the name that each configuration gives its task."""
+    tasks = {work.name: compared(work) for work in works.values()}
+    runs = [result_of(job, works[job.task], tasks[works[job.task].name]) for job in jobs]
     first = jobs[0].config
     return Comparison(
         title=f"{len({run.method for run in runs})} methods on {', '.join(tasks)}",
@@ -29,42 +38,60 @@ def gather(jobs: Sequence[Job], data: dict[str, Labelled], base_hash: str, comma
         tasks=list(tasks.values()),
         runs=runs,
         versions={name: version(name) for name in LIBRARIES} | {"python": platform.python_version()},
-        hashes={first.base: base_hash} | {labelled.name: labelled.fingerprint() for labelled in data.values()},
+        hashes=hashes,
         command=command,
         config=first.to_toml(),
         quick=quick,
     )
 
 
-def compared(data: Labelled) -> ComparedTask:
+def compared(work: Compared) -> ComparedTask:
     """The test rows of a task, its parts one after the other."""
-    parts = list(data.tests.values())
+    parts: list[Any] = list(work.data.tests.values())
+    splits = {name: len(part) for name, part in work.data.tests.items()} if len(parts) > 1 else {}
+    if isinstance(work, OnWords):
+        return ComparedTask(
+            name=work.name,
+            labels=[],
+            gold=[row.there for part in parts for row in work.tally([work.nothing] * len(part), part)],
+            metric=work.metric,
+            texts=[" ".join(sentence.words) for part in parts for sentence in part],
+            splits=splits,
+            majority=sum(map(work.majority, parts)) / len(parts),
+        )
     return ComparedTask(
-        name=data.name,
-        labels=list(data.labels),
+        name=work.name,
+        labels=list(work.data.labels),
         gold=[label for part in parts for label in part.labels],
-        metric=data.metric,
-        texts=[text for part in parts for text in part.texts],  # type: ignore[arg-type]
-        splits={name: len(part) for name, part in data.tests.items()} if len(parts) > 1 else {},
+        metric=work.data.metric,
+        texts=[text for part in parts for text in part.texts],
+        splits=splits,
     )
 
 
-def result_of(job: Job, task: ComparedTask) -> RunResult:
+def result_of(job: Job, work: Compared, task: ComparedTask) -> RunResult:
     """What a run left in its folder."""
     names = {"method": job.config.method["name"], "task": task.name, "seed": job.config.train.seed}
     if job.state != "done":
         return RunResult(**names, status="failed", note=job.note, run=str(job.folder))
     found, config = read(job.folder / "result.json"), read_config_file(job.folder / "config.toml")
-    predictions = [label for part in found["predictions"].values() for label in part]
     losses = [point["loss"] for point in found["curve"]]
-    note = collapsed(predictions, task.gold, losses)
+    parts: dict[str, list[Any]] = found["predictions"]
+    if isinstance(work, OnWords):
+        tests: dict[str, Any] = work.data.tests
+        tallies = [row for name, answers in parts.items() for row in work.tally(answers, tests[name])]
+        predictions: list[Any] = [(row.given, row.right) for row in tallies]
+        note = no_better(found[task.metric], task.majority_score(), losses)
+    else:
+        predictions = [label for part in parts.values() for label in part]
+        note = collapsed(predictions, task.gold, losses)
     costs = ("trainable", "trainable_without_head", "base_parameters", "adapter_bytes", "peak_memory")
     times = ("ms_step", "tokens_second", "seconds", "steps")
     return RunResult(
         **names,
         status="done" if note is None else "collapsed",
         note=note or "",
-        scores={key: found[key] for key in ("accuracy", "f1", "matthews")},
+        scores={key: found[key] for key in next(iter(found["tests"].values()))},
         **{key: found[key] for key in (*costs, *times)},
         run=str(job.folder),
         predictions=predictions,

@@ -39,6 +39,10 @@ GRID = {
     "method.name": "--methods",
     "task": "--task",
     "task.name": "--task",
+    "tag": "--tag",
+    "tag.name": "--tag",
+    "parse": "--parse",
+    "parse.name": "--parse",
     "train": "train.key=value",
     "train.seed": "--seeds",
 }
@@ -53,6 +57,8 @@ class Job:
     folder: Path
     title: str
     """what it is called while it is watched"""
+    task: str = ""
+    """as the comparison names it"""
     state: str = "waiting"
     """waiting, running, done or failed"""
     note: str = ""
@@ -72,6 +78,7 @@ class Job:
 
 def plan(
     methods: Sequence[str],
+    kind: str,
     tasks: Sequence[dict[str, Any]],
     seeds: int,
     out: Path,
@@ -81,13 +88,14 @@ def plan(
 ) -> list[Job]:
     """The runs of a grid, each with its complete configuration; a mistake in any of them is told before one starts.
 
-    `settle` gives what else is to be set, once the configuration of a method on a task is known.
+    `kind` is the section of the tasks' settings. `settle` gives what else is to be set, once the configuration of a
+    method on a task is known.
     """
     jobs = []
     for task in tasks:
         for method in methods:
             content = json.loads(json.dumps(settings))
-            content["task"] = {**content.get("task", {}), **task}
+            content[kind] = {**content.get(kind, {}), **task}
             content["method"] = {"name": method}
             for override in overrides:
                 override_for(content, override)
@@ -98,7 +106,7 @@ def plan(
                 config = make_config(content, "the comparison")
                 name = Path(task["name"]).stem
                 folder = out / "runs" / f"{method}-{name}-{seed}"
-                jobs.append(Job(config, folder, f"{method} · {name} · seed {seed}"))
+                jobs.append(Job(config, folder, f"{method} · {name} · seed {seed}", task["name"]))
     return jobs
 
 

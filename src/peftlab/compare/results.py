@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from peftlab.compare.scores import METRICS, Scores, average, majority_score, resample
+from peftlab.compare.scores import COUNTED, METRICS, Scores, average, majority_score, resample, resample_counts
 from peftlab.compare.statistics import judge
 from peftlab.data.files import make_folder, write_text
 from peftlab.errors import UserError, unknown
@@ -41,7 +41,8 @@ class RunResult:
     note: str = ""
     """why it failed or collapsed, in a sentence"""
     scores: dict[str, float] = field(default_factory=dict)
-    """accuracy, f1, matthews on the test rows; where a test has several splits also `split.accuracy` and so on"""
+    """accuracy, f1, matthews (or what else a task has) on the test rows; where a test has several splits also
+    `split.accuracy` and so on"""
     trainable: int | None = None
     """parameters that train, with the head; costs are None where a run failed before they were known"""
     trainable_without_head: int | None = None
@@ -57,8 +58,9 @@ class RunResult:
     steps: int | None = None
     run: str = ""
     """its folder"""
-    predictions: list[int] = field(default_factory=list)
-    """the label given to each test row, in order; empty if it failed"""
+    predictions: list[int] | list[tuple[int, int]] = field(default_factory=list)
+    """the label given to each test row, in order; of a task without labels how many things it gave for the row, and how
+    many of them are right; empty if it failed"""
     curve: list[dict[str, float | None]] = field(default_factory=list)
     """at each evaluation: step, loss, score"""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -73,8 +75,8 @@ class RunResult:
         """It has a score. A collapsed run has one: leaving it out would flatter a method that is not steady."""
         return self.status != "failed" and bool(self.predictions)
 
-    def row(self) -> dict[str, Any]:
-        """Its line in results.json."""
+    def row(self, metrics: Iterable[str] = METRICS) -> dict[str, Any]:
+        """Its line in results.json, with a place for each metric."""
         percent = None
         if self.trainable_without_head is not None and self.base_parameters:
             percent = 100 * self.trainable_without_head / self.base_parameters
@@ -83,7 +85,7 @@ class RunResult:
             "task": self.task,
             "seed": self.seed,
             "status": self.status,
-            **dict.fromkeys(METRICS),
+            **dict.fromkeys(metrics),
             **self.scores,
             "trainable": self.trainable,
             "trainable_without_head": self.trainable_without_head,
@@ -109,11 +111,11 @@ class ComparedTask:
 
     name: str
     labels: list[str]
-    """the name of each label"""
+    """the name of each label; empty where a row holds several things to find, such as words or entities"""
     gold: list[int]
-    """the label of each test row"""
+    """the label of each test row; without labels, how many things it holds"""
     metric: str = "accuracy"
-    """by which methods are compared: accuracy, f1 or matthews"""
+    """by which methods are compared: accuracy, f1 or matthews; without labels accuracy, f1 or las"""
     texts: list[str] | list[tuple[str, str]] | None = None
     """the test rows themselves, for the page"""
     splits: dict[str, int] = field(default_factory=dict)
@@ -122,8 +124,11 @@ class ComparedTask:
     """score of the most frequent label; None: computed"""
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise unknown(f"metric of the task {self.name}", self.metric, METRICS)
+        metrics = METRICS if self.labels else COUNTED
+        if self.metric not in metrics:
+            raise unknown(f"metric of the task {self.name}", self.metric, metrics)
+        if not self.labels and self.majority is None:
+            raise UserError(f"the task {self.name} has no labels to count the most frequent of: give its majority")
         if not self.gold:
             raise UserError(f"the task {self.name} has no test rows")
         if self.texts is not None and len(self.texts) != len(self.gold):
@@ -172,7 +177,9 @@ class Comparison:
             name = f"the run of {run.method} on {run.task} with seed {run.seed}"
             if run.predictions and len(run.predictions) != len(task.gold):
                 raise UserError(f"{name} has {len(run.predictions)} predictions for {len(task.gold)} test rows")
-            if run.predictions and not 0 <= min(run.predictions) <= max(run.predictions) < len(task.labels):
+            if run.predictions and isinstance(run.predictions[0], tuple) == bool(task.labels):
+                raise UserError(f"{name} has {'counts' if task.labels else 'labels'}, and {run.task} has none")
+            if task.labels and not all(label in range(len(task.labels)) for label in run.predictions):
                 raise UserError(f"{name} predicts a label outside the {len(task.labels)} of {run.task}")
             if (run.method, run.task, run.seed) in seen:
                 raise UserError(f"{name} is there twice")
@@ -206,22 +213,21 @@ class Comparison:
     def scores(self, name: str) -> Scores:
         """The scores on a task [methods, seeds], with resamples; splits are averaged as GLUE does."""
         task, methods, seeds = self.task(name), self.methods, self.seeds
-        predictions = np.full((len(methods), len(seeds), len(task.gold)), -1)
+        predictions = np.full((len(methods), len(seeds), len(task.gold), *([] if task.labels else [2])), -1)
         for run in self.runs:
             if run.task == name and run.scored:
                 predictions[methods.index(run.method), seeds.index(run.seed)] = run.predictions
         # its own draw for each part: the rows of two tasks have nothing to do with each other
         first = 1000 * [task.name for task in self.tasks].index(name)
-        return average(
-            [
-                resample(task.gold[part], predictions[:, :, part], len(task.labels), task.metric, seed=first + i)
-                for i, part in enumerate(task.parts())
-            ]
-        )
+        parts = [(task.gold[part], predictions[:, :, part], first + i) for i, part in enumerate(task.parts())]
+        if not task.labels:
+            return average([resample_counts(gold, runs, task.metric, seed=seed) for gold, runs, seed in parts])
+        return average([resample(gold, runs, len(task.labels), task.metric, seed=seed) for gold, runs, seed in parts])
 
     def rows(self) -> list[dict[str, Any]]:
         """A row a run, as in results.json."""
-        return [run.row() for run in self.runs]
+        metrics = list(dict.fromkeys(name for run in self.runs for name in run.scores))
+        return [run.row(metrics) for run in self.runs]
 
     def to_json(self) -> str:
         """Everything; what is not a number (a loss that diverged) becomes null."""

@@ -29,9 +29,9 @@ def accuracy(gold: Floats, given: Floats, right: Floats) -> Floats:
 
 
 def macro_f1(gold: Floats, given: Floats, right: Floats) -> Floats:
-    """The mean of the labels' F1, over the labels that occur."""
+    """The mean of the labels' F1, over the labels that occur; 0 where none does, as with sentences without entities."""
     both = gold + given
-    return (2 * right / np.maximum(both, 1)).sum(1) / (both > 0).sum(1)
+    return (2 * right / np.maximum(both, 1)).sum(1) / np.maximum((both > 0).sum(1), 1)
 
 
 def matthews(gold: Floats, given: Floats, right: Floats) -> Floats:
@@ -47,6 +47,9 @@ METRICS: dict[str, Callable[[Floats, Floats, Floats], Floats]] = {
     "f1": macro_f1,
     "matthews": matthews,
 }
+COUNTED = {"accuracy": accuracy, "f1": macro_f1, "las": accuracy}
+"""the same of tasks whose rows hold several things to find, which are one label: so F1 is that of entities, and LAS the
+share of the words"""
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,41 @@ def resample(
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS)
     truth, all_runs = np.asarray(gold), np.asarray(predictions)
-    M, S, N = all_runs.shape
+    N = all_runs.shape[2]
     assert truth.shape == (N,), "one gold label for each row"
     there = all_runs[:, :, 0] >= 0
     indicators = _indicators(truth, all_runs[there], labels)
+    least = 1 / N**2
+    return _resampled(indicators, there, METRICS[metric], -1.0 if metric == "matthews" else 0.0, least, resamples, seed)
+
+
+def resample_counts(
+    there: ArrayLike, given: ArrayLike, metric: str, resamples: int = RESAMPLES, seed: int = 0
+) -> Scores:
+    """The same where a row has several things to find: how many are `there` [N], and of each run [M, S, N, 2] how many
+    it gave and how many of these are right; −1 for a missing run.
+    """
+    if metric not in COUNTED:
+        raise unknown("metric", metric, COUNTED)
+    counts, runs = np.asarray(there), np.asarray(given)
+    found = runs[:, :, 0, 0] >= 0
+    rows = np.concatenate([counts[None], np.moveaxis(runs[found], -1, 1).reshape(-1, len(counts))])
+    least = 1 / max(int(counts.sum()), 1) ** 2
+    return _resampled(csr_array(rows.astype(np.float32)), found, COUNTED[metric], 0.0, least, resamples, seed)
+
+
+def _resampled(
+    indicators: csr_array,
+    there: NDArray[np.bool_],
+    metric: Callable[[Floats, Floats, Floats], Floats],
+    lowest: float,
+    least: float,
+    resamples: int,
+    seed: int,
+) -> Scores:
+    """Scores from what each row adds [(1 + 2P)·K, N]: to the counts that are there, and of each run to its two."""
+    N, (M, S) = indicators.shape[1], there.shape
+    labels = indicators.shape[0] // (1 + 2 * int(there.sum()))
     rng = np.random.default_rng(seed)
 
     def scored(weights: NDArray[np.float32]) -> Floats:
@@ -86,7 +120,7 @@ def resample(
         counts = (indicators @ weights).astype(np.float64).reshape(-1, labels, weights.shape[1])
         runs = counts[1:].reshape(-1, 2, labels, weights.shape[1])
         scores = np.full((weights.shape[1], M, S), np.nan)
-        scores[:, there] = METRICS[metric](counts[0], runs[:, 0], runs[:, 1]).T
+        scores[:, there] = metric(counts[0], runs[:, 0], runs[:, 1]).T
         return scores
 
     observed = scored(np.ones((N, 1), np.float32))[0]
@@ -95,7 +129,7 @@ def resample(
         R = min(50, resamples - start)
         drawn = rng.integers(0, N, (N, R)) * R + np.arange(R)
         parts.append(scored(np.bincount(drawn.ravel(), minlength=N * R).reshape(N, R).astype(np.float32)))
-    return Scores(observed, np.concatenate(parts), -1.0 if metric == "matthews" else 0.0, 1 / N**2)
+    return Scores(observed, np.concatenate(parts), lowest, least)
 
 
 def _indicators(gold: NDArray[np.int64], runs: NDArray[np.int64], labels: int) -> csr_array:

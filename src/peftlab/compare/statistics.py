@@ -216,6 +216,27 @@ def _laws(spreads: Sequence[_Spread | None], steady: Sequence[bool], freedom: in
     return [None if spread is None else law(spread) for spread in spreads]
 
 
+def diverged(losses: Sequence[float | None]) -> str | None:
+    """Why a run's losses say that it has learned nothing."""
+    known = np.array([loss for loss in losses if loss is not None], dtype=float)
+    if np.isfinite(known).all():
+        return None
+    at = int(np.flatnonzero(~np.isfinite(known))[0]) + 1
+    return f"the loss was no longer a number at entry {at} of {len(known)}: a lower learning rate may help"
+
+
+def no_better(score: float, majority: float, losses: Sequence[float | None] = ()) -> str | None:
+    """The same as `collapsed` where a row has several answers: by the score of the most frequent one.
+
+    >>> no_better(0.0, 0.0)
+    'its score of 0.0 % is no better than the 0.0 % of the most frequent answer'
+    """
+    if (why := diverged(losses)) is not None or score > majority:
+        return why
+    said = f"its score of {score:.1%} is no better than the {majority:.1%} of the most frequent answer"
+    return said.replace("%", " %")
+
+
 def collapsed(predictions: ArrayLike, gold: ArrayLike, losses: Sequence[float | None] = ()) -> str | None:
     """Why a run has learned nothing, in a sentence; None if it has learned. `losses`: of training, in order.
 
@@ -223,10 +244,9 @@ def collapsed(predictions: ArrayLike, gold: ArrayLike, losses: Sequence[float | 
     'every row got the same label, which is right for 50.0 % of them'
     """
     given, truth = np.asarray(predictions), np.asarray(gold)
+    if (why := diverged(losses)) is not None:
+        return why
     known = np.array([loss for loss in losses if loss is not None], dtype=float)
-    if len(known) and not np.isfinite(known).all():
-        at = int(np.flatnonzero(~np.isfinite(known))[0]) + 1
-        return f"the loss was no longer a number at entry {at} of {len(known)}: a lower learning rate may help"
     right = float(np.mean(given == truth))
     most = float(np.bincount(truth).max() / len(truth))
     common = float(np.bincount(given).max() / len(given))

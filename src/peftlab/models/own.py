@@ -22,9 +22,11 @@ from peftlab.data.tensors import Tensors, write_tensors
 from peftlab.errors import UserError, unknown
 from peftlab.models.decoder import Decoder, DecoderConfig
 from peftlab.models.encoder import EncoderConfig
+from peftlab.models.model import Model
 from peftlab.models.rnn import RecurrentConfig, RecurrentSeq2Seq
 from peftlab.models.seq2seq import Seq2Seq, Seq2SeqConfig, seq2seq_config
 from peftlab.models.stack import StackConfig
+from peftlab.models.vit import ViT, ViTConfig
 from peftlab.models.writer import Marks, Writer
 
 OWN = "peftlab"
@@ -37,21 +39,31 @@ def make_seq2seq(settings: Mapping[str, Any]) -> Seq2SeqConfig:
     return Seq2SeqConfig(EncoderConfig(**encoder), DecoderConfig(**decoder), settings["shared"])
 
 
-KINDS: dict[str, tuple[type[Writer], Callable[[Mapping[str, Any]], Any]]] = {
+KINDS: dict[str, tuple[type[Model], Callable[[Mapping[str, Any]], Any]]] = {
     "seq2seq": (Seq2Seq, make_seq2seq),
     "rnn": (RecurrentSeq2Seq, lambda settings: RecurrentConfig(**settings)),
     "decoder": (Decoder, lambda settings: DecoderConfig(**settings)),
+    "vit": (ViT, lambda settings: ViTConfig(**settings)),
 }
+SHAPES: dict[str, Any] = {"seq2seq": StackConfig, "rnn": RecurrentConfig, "decoder": DecoderConfig, "vit": ViTConfig}
+"""kind → what its settings are"""
 
 
 def make_model(settings: Mapping[str, Any], vocab: int, marks: Marks, where: str = "[model]") -> Writer:
-    """A model with random weights; the settings are its kind and what its configuration leaves open."""
+    """A model that writes, with random weights; the settings are its kind and what its configuration leaves open."""
+    given = {"vocab": vocab, "start": marks.start, "end": marks.end, "pad": marks.pad}
+    model = make({"kind": "seq2seq", **settings}, given, where)
+    assert isinstance(model, Writer)
+    return model
+
+
+def make(settings: Mapping[str, Any], given: Mapping[str, Any], where: str = "[model]") -> Model:
+    """A model with random weights, of its kind and its settings, and of what the data gives."""
     rest = dict(settings)
-    kind = str(rest.pop("kind", "seq2seq"))
+    kind = str(rest.pop("kind"))
     if kind not in KINDS:
         raise unknown(f"kind in {where}", kind, KINDS)
-    given: dict[str, Any] = {"vocab": vocab, "start": marks.start, "end": marks.end, "pad": marks.pad}
-    shape: Any = {"seq2seq": StackConfig, "rnn": RecurrentConfig, "decoder": DecoderConfig}[kind]
+    shape = SHAPES[kind]
     known = {field.name for field in fields(shape)} | ({"shared", "tied"} if kind == "seq2seq" else set())
     for key in rest:
         if key not in known - given.keys():
@@ -64,7 +76,7 @@ def make_model(settings: Mapping[str, Any], vocab: int, marks: Marks, where: str
         raise UserError(f"{where} can't be {json.dumps(rest)}: {error}") from None
 
 
-def save_own(model: Writer, folder: Path) -> list[str]:
+def save_own(model: Model, folder: Path) -> list[str]:
     """Write a model; gives the names of the files."""
     kind = next(kind for kind, (cls, _) in KINDS.items() if isinstance(model, cls))
     written = {"model_type": OWN, "kind": kind, "config": asdict(model.config)}
@@ -75,7 +87,7 @@ def save_own(model: Writer, folder: Path) -> list[str]:
     return ["model.safetensors", "config.json"]
 
 
-def load_own(folder: Path, settings: Mapping[str, Any]) -> Writer:
+def load_own(folder: Path, settings: Mapping[str, Any]) -> Model:
     """The model of a folder whose config.json says so."""
     kind = str(settings.get("kind"))
     if kind not in KINDS:
@@ -94,7 +106,7 @@ def load_own(folder: Path, settings: Mapping[str, Any]) -> Writer:
     return model.eval()
 
 
-def once(model: Writer) -> dict[str, Tensor]:
+def once(model: Model) -> dict[str, Tensor]:
     """The tensors of a model, one that has two names under its first alone."""
     found: dict[int, tuple[str, Tensor]] = {}
     for key, tensor in model.base_state().items():

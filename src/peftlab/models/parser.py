@@ -35,6 +35,7 @@ SLOPE = 0.1
 class Parser(Labels):
     """A head and a relation a word; `labels` are the relations."""
 
+    kind = "parser"
     arc: int = 500
     """width of the two views for arcs"""
     label: int = 100

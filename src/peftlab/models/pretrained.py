@@ -25,6 +25,7 @@ from peftlab.data.tensors import Tensors, write_tensors
 from peftlab.errors import UserError, unknown
 from peftlab.models.families import FAMILIES
 from peftlab.models.family import Family
+from peftlab.models.heads import Classifier
 from peftlab.models.model import Model
 from peftlab.models.own import OWN, load_own, save_own
 
@@ -70,6 +71,8 @@ def save_checkpoint(
     With `head`, the name of an adapter, its classifier is written too.
     """
     if name == OWN:
+        if head is not None:
+            raise UserError(f"a model of one's own is written without a head: save that of {head!r} by save_adapter")
         return save_own(model, folder)
     family = FAMILIES[name]
     tensors = {key: tensor.detach().contiguous() for key, tensor in family.publish(model.base_state()).items()}
@@ -96,6 +99,8 @@ def with_head(
     head = None if about is None else model.additions(name)[model.head_address or ""]
     if head is None or about is None:
         raise UserError(f"adapter {name!r} has no head to save")
+    if not isinstance(about, Classifier):
+        raise UserError(f"adapter {name!r} has a {about.kind}'s head: transformers' checkpoints have a classifier's")
     if about.pool != "first":
         raise UserError(
             f'the head pools the {about.pool}, and that of transformers the first token: use pool = "first"'

@@ -25,6 +25,7 @@ from peftlab.models.model import Model
 class Tagger(Labels):
     """One label a token."""
 
+    kind = "tagger"
     dropout: float = 0.1
     """before the linear map"""
 

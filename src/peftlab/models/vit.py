@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from peftlab.errors import UserError
 from peftlab.layers.patches import ImageEmbedding
@@ -44,10 +44,8 @@ class ViTConfig(BlocksConfig):
     attention_dropout: float = 0.0
     """on attention weights"""
 
-    head: ClassVar[str] = "linear"
-    """one linear map,"""
-    pooler: ClassVar[bool] = True
-    """of the class token as it is (`ViT.summary`): a head needs no layer of its own before"""
+    head: ClassVar[str] = "first"
+    """one linear map of the class token as it is"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,9 +71,6 @@ class ViT(Reader):
         c = self.config
         side = c.image // c.patch
         return f"{c.layers} layers, {c.dim} wide, {c.heads} heads, {side}×{side} patches of {c.patch}×{c.patch}"
-
-    def summary(self, first: Tensor, pooled: Tensor | None) -> Tensor:
-        return first
 
 
 @torch.no_grad()

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from peftlab.errors import UserError, unknown
 from peftlab.layers.addition import Addition
-from peftlab.models.heads import Classifier
+from peftlab.models.heads import Labels
 from peftlab.models.model import Attached, Model
 from peftlab.peft.method import Method
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_ -]{0,63}")
 
 
-def attach(model: Model, name: str, method: Method, head: Classifier | None = None) -> None:
+def attach(model: Model, name: str, method: Method, head: Labels | None = None) -> None:
     """Put an adapter into the model's sites under a name, and activate it besides those that are active."""
     check_name(model, name)
     if not isinstance(method, Method):
@@ -43,7 +43,7 @@ def refuse_merged(model: Model, what: str) -> None:
         raise UserError(f"{', '.join(model.merged)} is merged into the base: unmerge before you {what}")
 
 
-def build(model: Model, method: Method, head: Classifier | None) -> dict[str, Addition]:
+def build(model: Model, method: Method, head: Labels | None) -> dict[str, Addition]:
     """The additions of a method and a head, on the model's device, not yet in any site."""
     places = {key: place for key, place in model.places().items() if place.site.kind in method.kinds}
     if method.kinds and not places:
@@ -62,7 +62,7 @@ def build(model: Model, method: Method, head: Classifier | None) -> dict[str, Ad
     return built
 
 
-def put(model: Model, name: str, method: Method, head: Classifier | None, built: Mapping[str, Addition]) -> None:
+def put(model: Model, name: str, method: Method, head: Labels | None, built: Mapping[str, Addition]) -> None:
     """Place what was built, and let it act besides what acts already."""
     sites = model.sites()
     for key, addition in built.items():

@@ -33,23 +33,28 @@ from peftlab.data.files import (
     write_manifest,
 )
 from peftlab.data.tensors import Tensors
+from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError, unknown
 from peftlab.layers.addition import Addition
 from peftlab.models.base import Base
-from peftlab.models.heads import Classifier
+from peftlab.models.heads import Classifier, Labels
 from peftlab.models.model import Attached, Model
+from peftlab.models.parser import Parser
 from peftlab.models.sentence import dense_folders
 from peftlab.models.stack import StackConfig
+from peftlab.models.tagger import Tagger
+from peftlab.models.vit import ViT
 from peftlab.models.writer import Writer
 from peftlab.peft import make_method
 from peftlab.peft.attach import build, check_name, detach, known, put, refuse_merged
 from peftlab.peft.method import Method
-from peftlab.peft.probe import probe_ids, probe_output, replay
+from peftlab.peft.probe import probe_ids, probe_output, probe_vocabulary, replay
 from peftlab.peft.stock import CONFIG, MODEL, Read, from_stock, recoverable, stock_files, why_not_stock
 
 OWN_TYPE = "PEFTLAB"
 FORMAT = 1
 SIDECAR, SIDE_TENSORS = "peftlab.json", "peftlab.safetensors"
+HEADS: dict[str, type[Labels]] = {head.kind: head for head in (Classifier, Tagger, Parser)}
 FOLDER = f"an adapter is a folder with {CONFIG} and {MODEL}"
 
 
@@ -72,7 +77,7 @@ def save_adapter(base: Base, name: str, folder: str | Path, to: str = "auto") ->
     sidecar = {
         "format": FORMAT,
         "method": {"name": method.name, **asdict(method)},
-        "head": None if attached.head is None else asdict(attached.head),
+        "head": None if attached.head is None else {"kind": attached.head.kind, **asdict(attached.head)},
         "base": base_facts(base),
         "probe": ids,
     }
@@ -126,12 +131,12 @@ def read_folder(base: Base, folder: Path) -> tuple[Read, tuple[list[list[int]], 
     if not is_file(folder / SIDECAR):
         return from_stock(base, read_object(folder / CONFIG, FOLDER), read_tensors(folder, MODEL), folder), None
     sidecar, side = read_object(folder / SIDECAR), read_tensors(folder, SIDE_TENSORS)
-    ids, vocabulary = sidecar.get("probe"), base.tokenizer.vocab_size
+    ids, vocabulary = sidecar.get("probe"), probe_vocabulary(base)
     if sidecar.get("format") != FORMAT:
         raise UserError(f"{folder / SIDECAR} has format {sidecar.get('format')!r}: this version reads {FORMAT}")
     rows = ids if isinstance(ids, list) else []
     if not rows or not all(isinstance(row, list) and row and all(i in range(vocabulary) for i in row) for row in rows):
-        raise UserError(f"{folder / SIDECAR} has no probes: it is a list of rows of token ids")
+        raise UserError(f"{folder / SIDECAR} has no probes: it is a list of rows of token ids, or of bytes for images")
     if "probe" not in side:
         raise UserError(f"{folder / SIDE_TENSORS} has no output of the probes")
     return read_ours(base, folder, sidecar, side), (rows, side["probe"])
@@ -155,19 +160,21 @@ def own_config(base: Base) -> dict[str, Any]:
 
 def why_only_ours(base: Base, attached: Attached) -> str | None:
     """Why an adapter is written in our own format alone; None if stock `peft` can load it."""
-    if isinstance(base.model, Writer):
-        return "that of a model that writes is kept in our own format"
+    if isinstance(base.model, Writer | ViT):
+        kind = "writes" if isinstance(base.model, Writer) else "reads images"
+        return f"that of a model that {kind} is kept in our own format"
     return why_not_stock(base, attached)
 
 
 def base_facts(base: Base) -> dict[str, Any]:
-    """What an adapter must find again: the base's shape and the hashes of its weights and vocabulary."""
+    """What an adapter must find again: the base's shape and the hashes of its weights and of what it reads by."""
+    reader = "tokenizer" if isinstance(base.reader, Tokenizer) else "image reader"
     return {
         "name": base.name,
         "family": base.family,
         "shape": shape(base.model),
         "weights": weights_hash(base.model),
-        "tokenizer": hashlib.sha256(base.tokenizer.to_json().encode()).hexdigest(),
+        reader: hashlib.sha256(base.reader.to_json().encode()).hexdigest(),
     }
 
 
@@ -192,7 +199,7 @@ def read_ours(base: Base, folder: Path, sidecar: Mapping[str, Any], side: Mappin
     """A folder with our sidecar."""
     check_base(base, sidecar["base"], folder)
     method = make_method(sidecar["method"], str(folder / SIDECAR))
-    head = None if sidecar["head"] is None else Classifier(**sidecar["head"])
+    head = None if sidecar["head"] is None else make_head(sidecar["head"], folder)
     own = {key.removeprefix("own."): tensor for key, tensor in side.items() if key.startswith("own.")}
     if own:
         return Read(method, head, own)
@@ -200,9 +207,17 @@ def read_ours(base: Base, folder: Path, sidecar: Mapping[str, Any], side: Mappin
     if config.get("peft_type") == OWN_TYPE:
         return Read(method, head, tensors)
     found = from_stock(base, config, tensors, folder).tensors
-    if head is not None and head.pool == "mean":
+    if isinstance(head, Classifier) and head.pool == "mean":
         found |= read_mean_head(base, head, folder)
     return Read(method, head, found)
+
+
+def make_head(settings: Mapping[str, Any], folder: Path) -> Labels:
+    """A head from its settings; without a kind, as all once were, it is a classifier."""
+    settings = {"kind": Classifier.kind, **settings}
+    if (kind := settings.pop("kind")) not in HEADS:
+        raise unknown(f"kind of head in {folder / SIDECAR}", str(kind), HEADS)
+    return HEADS[kind](**settings)
 
 
 def read_mean_head(base: Base, head: Classifier, folder: Path) -> dict[str, Tensor]:
@@ -217,8 +232,8 @@ def read_mean_head(base: Base, head: Classifier, folder: Path) -> dict[str, Tens
 def check_base(base: Base, saved: Mapping[str, Any], folder: Path) -> None:
     """The adapter's base is this one, or the error says where they differ."""
     here = base_facts(base)
-    for key in ("family", "shape", "weights", "tokenizer"):
-        if here[key] != saved[key]:
+    for key in here:
+        if key != "name" and here[key] != saved[key]:
             raise UserError(
                 f"{folder} is an adapter for {saved['name']!r}, not for {base.name!r}: its {key} is "
                 f"{told(saved[key])}, this one's is {told(here[key])}"

@@ -2,9 +2,9 @@
 
 Hashes say that a file is what was written; probes say that what was built from it does what it did. What is kept of
 a model that reads are its logits, of one that writes the scores of the next token, once it has written a little: what
-only acts between two tokens of a decoder must act, too.
+only acts between two tokens of a decoder must act, too. A model that reads images is given the texts' bytes as pixels.
 
-Shapes: B probes, T tokens of the longest, D width, V tokens of the vocabulary.
+Shapes: B probes, T tokens of the longest, D width, V tokens of the vocabulary; C channels, S × S pixels.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peftlab.data.batch import Batch
+from peftlab.data.batch import Batch, Images
 from peftlab.errors import UserError
 from peftlab.models.base import Base
 from peftlab.models.model import Model
+from peftlab.models.vit import ViT
 from peftlab.models.writer import Writer
 from peftlab.peft.attach import activate
 
@@ -31,8 +32,15 @@ WRITTEN = 3
 """tokens that a model has written before its scores are kept"""
 
 
+def probe_vocabulary(base: Base) -> int:
+    """How many numbers a probe may be made of: tokens, or shades of a pixel."""
+    return 256 if isinstance(base.model, ViT) else base.tokenizer.vocab_size
+
+
 def probe_ids(base: Base, name: str) -> list[list[int]]:
     """The texts as token ids, kept with the adapter, so that its probes do not change with a later version."""
+    if isinstance(base.model, ViT):
+        return [list(text.encode()) for text in TEXTS]
     batch = base.tokenizer.encode(TEXTS)
     with alone(base.model, name):
         room = None if base.room is None else base.room - WRITTEN
@@ -42,19 +50,36 @@ def probe_ids(base: Base, name: str) -> list[list[int]]:
 @torch.no_grad()
 def probe_output(model: Model, name: str, ids: list[list[int]]) -> Tensor:
     """What the adapter alone gives in evaluation mode for each probe."""
-    longest = max(map(len, ids))
-    padded = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
-    mask = torch.tensor([[t < len(row) for t in range(longest)] for row in ids])
-    batch = Batch(padded, mask).to(next(model.parameters()).device)
+    device = next(model.parameters()).device
     with alone(model, name):
+        if isinstance(model, ViT):
+            return read(model, probe_images(model, ids).to(device)).float().cpu()
+        batch = probe_batch(ids).to(device)
         return (written(model, batch) if isinstance(model, Writer) else read(model, batch)).float().cpu()
 
 
-def read(model: Any, batch: Batch) -> Tensor:
+def probe_batch(ids: list[list[int]]) -> Batch:
+    """Rows of token ids, padded."""
+    longest = max(map(len, ids))
+    padded = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
+    mask = torch.tensor([[t < len(row) for t in range(longest)] for row in ids])
+    return Batch(padded, mask)
+
+
+def probe_images(model: ViT, ids: list[list[int]]) -> Images:
+    """Rows of shades, over and over until an image [C, S, S] is full, from −1 to 1."""
+    C, S = model.config.channels, model.config.image
+    full = [torch.tensor(row).repeat(C * S * S // len(row) + 1)[: C * S * S] for row in ids]
+    return Images(torch.stack(full).reshape(-1, C, S, S) / 127.5 - 1)
+
+
+def read(model: Any, batch: Batch | Images) -> Tensor:
     """The logits, or without a head the mean hidden state [B, D]."""
     out = model(batch)
-    real = batch.mask[..., None]
-    return out.logits if out.logits is not None else (out.hidden * real).sum(1) / real.sum(1)
+    if out.logits is not None:
+        return out.logits
+    real = batch.mask[..., None] if isinstance(batch, Batch) else torch.ones_like(out.hidden[..., :1])
+    return (out.hidden * real).sum(1) / real.sum(1)
 
 
 def written(model: Writer, batch: Batch) -> Tensor:

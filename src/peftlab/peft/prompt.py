@@ -39,7 +39,7 @@ class Prompt(Method):
     tokens: int = 20
     """how many virtual tokens"""
     init: str = "vocabulary"
-    """random, vocabulary (words drawn from it) or text"""
+    """random, vocabulary (words drawn from it; of images random) or text"""
     text: str | None = None
     """with init = "text": repeated or cut to the number of tokens"""
     layout: str = "native"
@@ -62,7 +62,7 @@ class Prompt(Method):
         if self.init == "random":
             return torch.randn(self.tokens, words.shape[1], device=words.device) * words.std()
         if self.init == "vocabulary":
-            return words[torch.randint(words.shape[0], (self.tokens,), device=words.device)].clone()
+            return embedding.drawn(self.tokens)
         ids = embedding.tokenise(self.text or "")
         if not ids:
             raise UserError(f"text is {self.text!r}, which has no words: give some to start from")

@@ -19,7 +19,7 @@ from peftlab.errors import UserError, unknown
 from peftlab.layers.addition import Addition
 from peftlab.models.base import Base
 from peftlab.models.families import FAMILIES
-from peftlab.models.heads import Classifier, ClassifierHead
+from peftlab.models.heads import Classifier, ClassifierHead, Labels
 from peftlab.models.model import Attached
 from peftlab.models.sentence import head_files
 from peftlab.peft import METHODS
@@ -35,7 +35,7 @@ class Read:
     """What a folder holds."""
 
     method: Method
-    head: Classifier | None
+    head: Labels | None
     tensors: dict[str, Tensor]
     """`address.parameter` → tensor, the head's included"""
 
@@ -46,6 +46,8 @@ def why_not_stock(base: Base, attached: Attached) -> str | None:
     why: str | None = method.why_not_stock(FAMILIES[base.family])
     if head is None:
         return why
+    if not isinstance(head, Classifier):
+        return f"a {head.kind}'s head is kept in our own format"
     if head.pool == "mean" and "tokens" in method.kinds and base.config.segments > 1:
         if why is not None:
             return f'{why} and pool = "first"'  # both at once: who trains again does it once

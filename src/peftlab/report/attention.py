@@ -1,4 +1,4 @@
-"""One self-contained HTML page of where a model looked: for each text its answer, and its attention as heat maps.
+"""One self-contained HTML page of where a model looked: for each text or image its answer, and its attention as maps.
 
     peftlab predict RUN "a text" --attention page.html
 
@@ -26,12 +26,16 @@ from peftlab.errors import UserError
 from peftlab.report.markup import Markup, tag
 from peftlab.report.numbers import points
 from peftlab.report.page import page_head
-from peftlab.train.looking import Maps, Seen
+from peftlab.train.looking import Maps, Overlay, Seen
 from peftlab.train.predict import Answer
 
 HOW = (
     "A row is a token that looks and a column one that is looked at; the stronger the colour, the more of the row's"
     " attention goes there, and the weights of a row sum to 1."
+)
+HOW_IN_IMAGES = (
+    "An image is cut into patches; the stronger the colour over one, the more of it is in what the answer was read"
+    " from, and the strongest of an image has the full colour."
 )
 SHADES = 48
 """steps of colour: more can't be told apart, and fewer bytes are needed for them"""
@@ -55,12 +59,13 @@ def write(seen: Sequence[Seen], title: str, path: Path) -> None:
 def page(seen: Sequence[Seen], title: str) -> str:
     """The page as text."""
     head = page_head(f"Where the model looked: {title}", "page.css", "attention.css")
+    images = any(isinstance(kind, Overlay) for each in seen for kind in each.maps)
     opening = tag(
         "header",
         tag("p", title, class_="eyebrow"),
         tag("h1", "Where the model looked"),
-        tag("p", HOW, class_="lede"),
-        tag("p", *(_swatch(weight) for weight in (0.01, 0.05, 0.2, 0.5, 1.0)), class_="legend"),
+        tag("p", HOW_IN_IMAGES if images else HOW, class_="lede"),
+        "" if images else tag("p", *(_swatch(weight) for weight in (0.01, 0.05, 0.2, 0.5, 1.0)), class_="legend"),
     )
     body = tag("main", opening, *map(_text, seen))
     return f"<!doctype html>\n{tag('html', head, tag('body', body), lang='en')}\n"
@@ -71,13 +76,13 @@ def _swatch(weight: float) -> Markup:
 
 
 def _text(seen: Seen) -> Markup:
-    given = seen.answer["text"]
+    given = next(iter(seen.answer.values()))  # a text, two of them, or an image's path
     text = given if isinstance(given, str) else " / ".join(given)
     return tag(
         "section",
         tag("h2", text.strip() or "(an empty text)"),
         tag("p", _said(seen.answer), class_="answer"),
-        *map(_kind, seen.maps),
+        *(_overlay(kind) if isinstance(kind, Overlay) else _kind(kind) for kind in seen.maps),
     )
 
 
@@ -101,6 +106,26 @@ def _kind(maps: Maps) -> Markup:
         tag("h3", maps.title),
         tag("p", about, class_="about"),
         tag("div", large, small, class_="maps"),
+        class_="card",
+    )
+
+
+def _overlay(overlay: Overlay) -> Markup:
+    """An image, and beside it the same with a colour over each patch."""
+    C, H, W = overlay.pixels.shape
+    lines = F.pad(overlay.pixels.permute(1, 2, 0).reshape(H, W * C), [1, 0])  # of each: no filter
+    image = tag("img", src=f"data:image/png;base64,{_png(lines, W, 0 if C == 1 else 2)}", alt="the image")
+    weights = overlay.weights / overlay.weights.max()
+    shade = tag("div", class_="shade", style=f"--map:{_picture(weights**2)}")  # of its root, so as strong as they are
+    place = int(weights.argmax())
+    row, column = place // weights.shape[1] + 1, place % weights.shape[1] + 1
+    said = f"{overlay.title}: {overlay.weights.max():.2f} on the patch in row {row}, column {column}"
+    seen = tag("div", image, shade, class_="seen", role="img", aria_label=said, title=said)
+    return tag(
+        "div",
+        tag("h3", overlay.title),
+        tag("p", overlay.about, class_="about"),
+        tag("div", tag("div", image, class_="seen"), seen, class_="maps"),
         class_="card",
     )
 
@@ -158,10 +183,17 @@ def _picture(weights: Tensor) -> str:
     Tq, Tk = weights.shape
     lines = torch.zeros(Tq, 1 + 2 * Tk, dtype=torch.uint8)  # of each: no filter, then grey and alpha in turns
     lines[:, 2::2] = (weights.clamp(0, 1).sqrt() * SHADES).round() * 255 / SHADES
-    header = struct.pack(">IIBBBBB", Tk, Tq, 8, 4, 0, 0, 0)  # 8 bits, grey with alpha
+    return f"url(data:image/png;base64,{_png(lines, Tk, 4)})"
+
+
+def _png(lines: Tensor, width: int, kind: int) -> str:
+    """Lines of 8 bits, each behind its filter's number, as a PNG in base64; of the kind 0 grey, 2 colours, 4 grey with
+    alpha.
+    """
+    header = struct.pack(">IIBBBBB", width, len(lines), 8, kind, 0, 0, 0)
     data = zlib.compress(lines.numpy().tobytes(), 9)
     png = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
-    return f"url(data:image/png;base64,{b64encode(png).decode()})"
+    return b64encode(png).decode()
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

@@ -37,8 +37,13 @@ class DisputedRow:
 
 
 def disputed(summary: Summary, task: str, number: int = 5) -> list[DisputedRow]:
-    """The rows whose share of right seeds varies most between methods, the most disputed first."""
+    """The rows whose share of right seeds varies most between methods, the most disputed first.
+
+    None of a task without labels, where a row is right in part.
+    """
     about = summary.comparison.task(task)
+    if not about.labels:
+        return []
     gold = np.array(about.gold)
     predictions: dict[str, np.ndarray] = {}
     for method in summary.methods:

@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peftlab.compare.results import Comparison, RunResult
+from peftlab.compare.results import ComparedTask, Comparison, RunResult
 from peftlab.compare.scores import Scores, average
 from peftlab.compare.statistics import Analysis, Estimate, judge
 
-METRIC_NAMES = {"accuracy": "accuracy", "f1": "macro F1", "matthews": "Matthews' correlation × 100"}
+METRIC_NAMES = {"accuracy": "accuracy", "f1": "macro F1", "matthews": "Matthews' correlation × 100", "las": "LAS"}
+
+
+def metric_name(task: ComparedTask) -> str:
+    """What a task's score is called; where a row has several things to find, they are entities."""
+    return "F1 of entities" if task.metric == "f1" and not task.labels else METRIC_NAMES[task.metric]
 
 
 @dataclass(frozen=True)
@@ -110,8 +115,8 @@ class Summary:
     def score_name(self) -> str:
         """What `overall` is."""
         tasks = self.comparison.tasks
-        metrics = list(dict.fromkeys(task.metric for task in tasks))
-        what = METRIC_NAMES[metrics[0]] if len(metrics) == 1 else "score"
+        metrics = list(dict.fromkeys(map(metric_name, tasks)))
+        what = metrics[0] if len(metrics) == 1 else "score"
         return f"{what} on average over {len(tasks)} tasks" if self.several else f"{what} on {tasks[0].name}"
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from peftlab.report.numbers import NONE, count, duration, percent, size, with_interval
-from peftlab.report.summary import METRIC_NAMES, MethodSummary, Summary
+from peftlab.report.summary import MethodSummary, Summary, metric_name
 from peftlab.report.verdict import decide
 
 
@@ -28,7 +28,7 @@ def columns(summary: Summary) -> list[Column]:
         return Column(name, lambda method: with_interval(method.by_task.get(name)), 3)
 
     tasks = [of_task(task.name) for task in summary.comparison.tasks] if summary.several else []
-    metric = METRIC_NAMES[summary.comparison.tasks[0].metric]
+    metric = metric_name(summary.comparison.tasks[0])
     return [
         Column("method", lambda method: method.name, 0, number=False),
         Column("average" if summary.several else metric, lambda method: with_interval(method.score), 0),

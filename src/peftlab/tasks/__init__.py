@@ -2,6 +2,9 @@
 
 TASKS = {
     "classify": "one label for a text or a pair of texts (N→1): sentiment, NLI, topic",
+    "images": "one label for an image (N→1): digits, fashion-mnist, a folder of class folders",
+    "tag": "one tag for each word (N→N): parts of speech, named entities",
+    "parse": "for each word its head and its relation to it (N→path), a tree",
     "translate": "one text into another (N→M), by a model that writes",
     "language_model": "how a text goes on (N→next token), by a model that sees what is before it",
 }

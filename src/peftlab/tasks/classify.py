@@ -1,6 +1,7 @@
-"""Classification (N→1): one label for a text or a pair of texts.
+"""Classification (N→1): one label for a text, a pair of texts, or an image.
 
-Texts are tokenised once; the loss is the cross-entropy, the scores accuracy, macro F1 and Matthews' correlation.
+Texts are tokenised and images decoded once; the loss is the cross-entropy, the scores accuracy, macro F1 and Matthews'
+correlation.
 
 Shapes: B rows, L labels.
 """
@@ -14,8 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peftlab.data.batch import Batch
+from peftlab.data.augment import Augment
+from peftlab.data.batch import Batch, Images
 from peftlab.data.examples import Examples
+from peftlab.data.images import ImageReader
+from peftlab.data.pictures import Pictures, fitted
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.models.model import Model
 from peftlab.tasks.task import Task
@@ -67,17 +71,58 @@ def encode(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Encoded
     return Encoded(ids, segments or None, list(examples.labels), examples.rows, tokenizer.pad or 0)
 
 
+@dataclass(frozen=True)
+class Pictured:
+    """Decoded images, brought to their size and normalised batch by batch."""
+
+    part: Pictures
+    reader: ImageReader
+    size: int
+    channels: int
+    tokens: int
+    """that an image is cut into"""
+    augment: Augment | None = None
+    """what happens to an image before it is seen, in training"""
+
+    @property
+    def labels(self) -> list[int]:
+        """Of each image."""
+        return self.part.labels
+
+    @property
+    def rows(self) -> list[int]:
+        """The number of each image in its data set, for messages."""
+        return self.part.rows
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def lengths(self) -> list[int]:
+        """The number of tokens of each image: all are of one size."""
+        return [self.tokens] * len(self)
+
+    def weight(self, rows: Sequence[int]) -> int:
+        """Each image counts once."""
+        return len(rows)
+
+    def batch(self, rows: Sequence[int]) -> tuple[Images, Tensor]:
+        """These images with their labels [B]."""
+        pixels = fitted(self.part.pixels[list(rows)], self.size, self.channels)
+        pixels = pixels if self.augment is None else self.augment(pixels)
+        return self.reader.read(pixels), torch.tensor([self.labels[row] for row in rows])
+
+
 class Classify(Task):
     """Cross-entropy, and accuracy to choose by."""
 
-    def loss(self, model: Model, inputs: Batch, labels: Tensor) -> Tensor:
+    def loss(self, model: Model, inputs: Batch | Images, labels: Tensor) -> Tensor:
         return F.cross_entropy(model(inputs, logits_only=True).logits.float(), labels)
 
-    def judge(self, model: Model, inputs: Batch, labels: Tensor) -> Sequence[Tensor]:
+    def judge(self, model: Model, inputs: Batch | Images, labels: Tensor) -> Sequence[Tensor]:
         """The logits [L] of each row."""
         return list(model(inputs, logits_only=True).logits.float().cpu())
 
-    def score(self, judged: Sequence[Tensor], rows: Encoded) -> float:
+    def score(self, judged: Sequence[Tensor], rows: Encoded | Pictured) -> float:
         return scores(chosen(judged), rows.labels)["accuracy"]
 
 

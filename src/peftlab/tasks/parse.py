@@ -27,7 +27,7 @@ from peftlab.data.tokenizer import Tokenizer
 from peftlab.data.words import NO_WORD, UNKNOWN, Subwords, encode_words
 from peftlab.models.model import Model
 from peftlab.models.parser import parser_of
-from peftlab.tasks.task import Task
+from peftlab.tasks.task import Tally, Task, sums
 from peftlab.tasks.tree import best_tree
 
 ROOT, UNSPECIFIED = "root", "dep"
@@ -155,14 +155,21 @@ def allowed(arcs: Tensor, real: Tensor) -> Tensor:
 
 def scores(predicted: Sequence[Tree], gold: Sequence[Tree]) -> dict[str, float]:
     """UAS and LAS; a tree may have fewer words than there were: those that were cut off are wrong."""
-    total = heads = both = 0
-    for found, right in zip(predicted, gold, strict=True):
-        total += len(right.heads)
-        hits = [ours == theirs for ours, theirs in zip(found.heads, right.heads, strict=False)]
-        named = zip(map(universal, found.relations), map(universal, right.relations), strict=False)
-        heads += sum(hits)
-        both += sum(hit and ours == theirs for hit, (ours, theirs) in zip(hits, named, strict=False))
+    (total, _, heads), (_, _, both) = (sums(tally(predicted, gold, labelled)) for labelled in (False, True))
     return {"uas": heads / total, "las": both / total}
+
+
+def tally(predicted: Sequence[Tree], gold: Sequence[Tree], labelled: bool) -> list[Tally]:
+    """Of each sentence its words: how many there are, twice, and how many have the right head (and relation to it)."""
+    found = []
+    for row, tree in zip(predicted, gold, strict=True):
+        ours, theirs = (
+            zip(each.heads, map(universal, each.relations) if labelled else each.heads, strict=True)
+            for each in (row, tree)
+        )
+        right = sum(a == b for a, b in zip(ours, theirs, strict=False))
+        found.append(Tally(len(tree.heads), len(tree.heads), right))
+    return found
 
 
 def universal(relation: str) -> str:

@@ -25,7 +25,7 @@ from peftlab.data.tokenizer import Tokenizer
 from peftlab.data.words import NO_WORD, UNKNOWN, Subwords, encode_words
 from peftlab.errors import UserError
 from peftlab.models.model import Model
-from peftlab.tasks.task import Task
+from peftlab.tasks.task import Tally, Task, sums
 
 BIO = re.compile("O|[BI]-.+")
 NO_TAG = ""
@@ -130,17 +130,23 @@ def scores(predicted: Sequence[list[str]], gold: Sequence[list[str]], bio: bool)
 
     A sentence may have fewer predictions than words: those that were cut off are wrong.
     """
-    full = [[*row, *[NO_TAG] * (len(tags) - len(row))] for row, tags in zip(predicted, gold, strict=True)]
-    pairs = [pair for row, tags in zip(full, gold, strict=True) for pair in zip(row, tags, strict=True)]
-    found = {"accuracy": sum(a == b for a, b in pairs) / len(pairs)}
+    words, _, right = sums(tally(predicted, gold, False))
+    found = {"accuracy": right / words}
     if bio:
-        ours, theirs = (
-            {(i, *entity) for i, row in enumerate(rows) for entity in entities(row)} for rows in (full, gold)
-        )
-        right = len(ours & theirs)
-        found["precision"] = right / len(ours) if ours else 0.0
-        found["recall"] = right / len(theirs) if theirs else 0.0
-        found["f1"] = 2 * right / (len(ours) + len(theirs)) if right else 0.0
+        theirs, ours, right = sums(tally(predicted, gold, True))
+        found["precision"] = right / ours if ours else 0.0
+        found["recall"] = right / theirs if theirs else 0.0
+        found["f1"] = 2 * right / (ours + theirs) if right else 0.0
+    return found
+
+
+def tally(predicted: Sequence[list[str]], gold: Sequence[list[str]], bio: bool) -> list[Tally]:
+    """Of each sentence its words or, where tags are BIO, its entities: how many there are, were given, are right."""
+    found = []
+    for row, tags in zip(predicted, gold, strict=True):
+        full = [*row, *[NO_TAG] * (len(tags) - len(row))]
+        ours, theirs = map(entities, (full, tags)) if bio else map(set, map(enumerate, (full, tags)))
+        found.append(Tally(len(theirs), len(ours), len(ours & theirs)))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -32,6 +32,19 @@ class Rows(Protocol):
     def weight(self, rows: Sequence[int]) -> int:
         """How much they count in the mean that a loss is."""
         ...
+
+
+class Tally(NamedTuple):
+    """Of a row in which there are several things to find, such as words or entities."""
+
+    there: int
+    given: int
+    right: int
+
+
+def sums(tallies: Sequence[Tally]) -> Tally:
+    """Over all rows."""
+    return Tally(*(sum(column) for column in zip(*tallies, strict=True)))
 
 
 class Task(ABC):

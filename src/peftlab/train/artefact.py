@@ -1,7 +1,7 @@
 """What a run trains and leaves in its folder: an adapter, a base, or a model of one's own, and how it is had again.
 
 adapter/   an adapter; where the method trains the base itself, its checkpoint, and in it the task's head as head/
-model/     a model of one's own, which had no base
+model/     the same of a model of one's own, which had no base
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peftlab.errors import UserError
 from peftlab.models.base import Base, load
-from peftlab.models.heads import Classifier
+from peftlab.models.heads import Labels
 from peftlab.peft import Head
 from peftlab.peft.attach import attach, freeze
 from peftlab.peft.formats import load_adapter, save_adapter
@@ -22,7 +22,7 @@ from peftlab.train.precision import pick_device
 ADAPTER = "mine"
 
 
-def adapt(base: Base, method: Method, head: Classifier | None = None) -> Base:
+def adapt(base: Base, method: Method, head: Labels | None = None) -> Base:
     """Attach a method to a base, on the device that computes, and let nothing else train."""
     base.model.to(pick_device())
     attach(base.model, ADAPTER, method, head=head)
@@ -32,18 +32,20 @@ def adapt(base: Base, method: Method, head: Classifier | None = None) -> Base:
     return base
 
 
+def trained_folder(folder: Path, config: Config) -> Path:
+    """Where in a run's folder what it trained is."""
+    return folder / ("adapter" if config.model is None else "model")
+
+
 def save_trained(base: Base, folder: Path) -> list[Path]:
-    """Write what was trained into the run's folder; gives the folders that it wrote."""
+    """Write what was trained into its folder; gives the folders that it wrote."""
     model = base.model.cpu()
-    if ADAPTER not in model.adapters:
-        base.save(folder / "model")
-        return [folder / "model"]
-    folder, attached = folder / "adapter", model.adapters[ADAPTER]
-    if not attached.method.trains_base:
+    attached = model.adapters.get(ADAPTER)
+    if attached is not None and not attached.method.trains_base:
         save_adapter(base, ADAPTER, folder)
         return [folder]
     base.save(folder)
-    if attached.head is not None:
+    if attached is not None and attached.head is not None:
         saved = replace(load(folder), name="..")  # beside it, wherever the run's folder goes
         attach(saved.model, ADAPTER, Head(), head=attached.head)
         for key, addition in model.additions(ADAPTER).items():
@@ -57,14 +59,12 @@ def open_run(folder: Path) -> tuple[Base, Config]:
     if not (folder / "result.json").is_file():
         raise UserError(f"{folder} is not a finished run: it has no result.json")
     config = read_config_file(folder / "config.toml")
-    adapter = folder / "adapter"
-    if config.model is not None:
-        return load(folder / "model"), config
+    trained = trained_folder(folder, config)
     if not config.build_method().trains_base:
         base = load(config.base)
-        load_adapter(base, adapter, name=ADAPTER)
+        load_adapter(base, trained, name=ADAPTER)
         return base, config
-    base = load(adapter)
-    if (adapter / "head").is_dir():
-        load_adapter(base, adapter / "head", name=ADAPTER)
+    base = load(trained)
+    if (trained / "head").is_dir():
+        load_adapter(base, trained / "head", name=ADAPTER)
     return base, config

@@ -1,15 +1,18 @@
-"""Training a classifier: an adapter and a head on a base."""
+"""Training a classifier: an adapter and a head on a base; what labels texts and what labels images share."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic
 
-from peftlab.data.examples import Examples, Labelled, limit, split_stratified
+from peftlab.data.examples import Examples, Labelled, P, limit, split_stratified
 from peftlab.data.glue import load_task
-from peftlab.models.base import base_fingerprint, load
+from peftlab.errors import UserError
+from peftlab.models.base import Base, load
 from peftlab.models.heads import Classifier
 from peftlab.tasks.classify import Classify, Encoded, chosen, encode, scores
+from peftlab.tasks.task import Rows
 from peftlab.train.artefact import adapt
 from peftlab.train.config import Config
 from peftlab.train.loop import Training, ask
@@ -21,37 +24,51 @@ def load_data(config: Config) -> Labelled:
     """The data of a run's task."""
     task = config.task
     data = load_task(task.name, text=task.text, pair=task.pair, label=task.label, test=task.test)
-    if task.limit is not None:
-        data = replace(data, train=limit(data.train, task.limit, 0))
-    if task.test_limit is not None:
-        data = replace(data, tests={name: limit(part, task.test_limit, 0) for name, part in data.tests.items()})
+    return limited(data, task.limit, task.test_limit)
+
+
+def limited(data: Labelled[P], most: int | None, most_tested: int | None) -> Labelled[P]:
+    """At most so many rows to train on, and of each part to test on."""
+    if most is not None:
+        data = replace(data, train=limit(data.train, most, 0))
+    if most_tested is not None:
+        data = replace(data, tests={name: limit(part, most_tested, 0) for name, part in data.tests.items()})
     return data
 
 
-class Classifying(Work):
-    """Labels for texts."""
+class Labelling(Work, Generic[P]):
+    """One label for each row, of texts or of images."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.data = load_data(config)
+        self.data = self.read()
         self.name = self.data.name
 
+    @abstractmethod
+    def read(self) -> Labelled[P]:
+        """The data."""
+
+    @abstractmethod
+    def open(self) -> Base:
+        """What is to be trained, without its method."""
+
+    @abstractmethod
+    def encoded(self, part: P, training: bool = False) -> Rows:
+        """A part as a model is given it, in training perhaps otherwise."""
+
     def hashes(self) -> tuple[str, ...]:
-        return self.data.fingerprint(), base_fingerprint(self.config.base)
+        return self.data.fingerprint(), *self.base_hash()
 
     def training(self) -> Training:
         method, settings = self.config.build_method(), self.config.train
         head = Classifier(labels=self.data.labels, pool=settings.pool)
-        self.base = adapt(load(self.config.base), method, head)
-        rows, held = map(self.encoded, split_stratified(self.data.train, settings.validation, settings.seed))
-        return Training(self.base.model, method, Classify(), rows, held, settings)
-
-    def encoded(self, part: Examples) -> Encoded:
-        """A part's tokens."""
-        return encode(self.base.tokenizer, part, min(self.config.task.max_length, self.base.room))
+        self.base = adapt(self.open(), method, head)
+        train, held = split_stratified(self.data.train, settings.validation, settings.seed)
+        rows = self.encoded(train, training=True)
+        return Training(self.base.model, method, Classify(), rows, self.encoded(held), settings)
 
     def test(self, training: Training, stop: Stop) -> dict[str, list[Any]]:
-        def labels(part: Examples) -> list[int]:
+        def labels(part: P) -> list[int]:
             return chosen(ask(training.model, self.encoded(part), training.task.judge, training.precision, stop))
 
         return {name: labels(part) for name, part in self.data.tests.items()}
@@ -61,3 +78,18 @@ class Classifying(Work):
         means = {key: sum(part[key] for part in tests.values()) / len(tests) for key in next(iter(tests.values()))}
         said = f"accuracy {means['accuracy']:.4f}, macro F1 {means['f1']:.4f}"
         return {**means, "said": said, "tests": tests, "predictions": answers, "labels": list(self.data.labels)}
+
+
+class Classifying(Labelling[Examples]):
+    """Labels for texts."""
+
+    def read(self) -> Labelled:
+        if self.config.model is not None:
+            raise UserError("texts are labelled by a base, and a [model] of one's own is none: leave it out")
+        return load_data(self.config)
+
+    def open(self) -> Base:
+        return load(self.config.base)
+
+    def encoded(self, part: Examples, training: bool = False) -> Encoded:
+        return encode(self.base.tokenizer, part, min(self.config.task.max_length, self.base.room))

@@ -58,6 +58,39 @@ class Task(Section):
     """longer texts lose their end"""
 
 
+class Sentences(Section):
+    """Sentences word by word."""
+
+    name: str = "ud-english-ewt"
+    """a short name, a file, or a folder with train.conllu (or .conll, .jsonl), dev.… and test.…"""
+    max_length: int = Field(128, ge=4)
+    """tokens of a sentence; longer ones lose their last words, which then count as wrong"""
+    limit: int | None = Field(None, ge=1)
+    """train on at most so many sentences"""
+    test_limit: int | None = Field(None, ge=1)
+    """test, and choose the best checkpoint, by at most so many sentences"""
+
+
+class Tag(Sentences):
+    """What to tag, in the place of [task]."""
+
+    column: Literal["upos", "xpos"] | None = None
+    """of CoNLL-U: which parts of speech, the universal ones or the language's own [upos]"""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """before the head"""
+
+
+class Parse(Sentences):
+    """What to parse, in the place of [task]."""
+
+    arc: int = Field(500, ge=1, le=8192)
+    """width of a word's two views, as a dependent and as a head, by which heads are chosen"""
+    label: int = Field(100, ge=1, le=8192)
+    """the same for relations"""
+    dropout: float = Field(0.33, ge=0, lt=1)
+    """on the views"""
+
+
 class Translate(Section):
     """What to translate, in the place of [task]."""
 
@@ -109,6 +142,25 @@ class LanguageModel(Section):
     """test on the first so many lines of each part"""
 
 
+class Images(Section):
+    """What images to label, in the place of [task]."""
+
+    name: str = "digits"
+    """digits, fashion-mnist, or a folder of IDX files or of class folders"""
+    size: int | None = Field(None, ge=2, le=4096)
+    """side in pixels that images are brought to; None: what the base was made for, or what a [model]'s data has"""
+    augment: bool = False
+    """whether images are moved, turned and zoomed a little, another way each time they are seen in training"""
+    flip: bool = False
+    """whether every second is also mirrored then: for photos, not for digits"""
+    broken: Literal["stop", "skip"] = "stop"
+    """what to do at a file that is no image, or a class without any: stop, or tell it and go on without"""
+    limit: int | None = Field(None, ge=1)
+    """train on at most so many images"""
+    test_limit: int | None = Field(None, ge=1)
+    """test on at most so many images of each part"""
+
+
 class Train(Section):
     """How to train."""
 
@@ -152,16 +204,26 @@ class Train(Section):
     """of initial weights, order of rows and dropout"""
 
 
+TASKS = ("tag", "parse", "translate", "language_model", "images")
+"""sections that stand in the place of [task]"""
+
+
 class Config(Section):
     """A run."""
 
     base: str = "minilm"
     """short name, folder or hub id"""
     task: Task = Field(default_factory=Task)
+    tag: Tag | None = None
+    """the task, where it is to tag words"""
+    parse: Parse | None = None
+    """the task, where it is to parse sentences"""
     translate: Translate | None = None
     """the task, where it is to translate"""
     language_model: LanguageModel | None = None
     """the task, where it is to go on with a text"""
+    images: Images | None = None
+    """the task, where it is to label images"""
     model: dict[str, Any] | None = None
     """a model of one's own in the place of a base: its `kind`, and what its configuration leaves open"""
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "lora"})
@@ -229,8 +291,9 @@ def make_config(content: Mapping[str, Any], where: str = "the configuration") ->
             raise unknown(place, str(key), section.model_fields) from None
         dotted = ".".join(map(str, first["loc"]))
         raise UserError(f"{dotted} in {where} is {first['input']!r}: {first['msg'].lower()}") from None
-    if config.translate is not None and config.language_model is not None:
-        raise UserError(f"{where} has [translate] and [language_model]: a run has one task, so leave one of them out")
+    tasks = [name for name in TASKS if getattr(config, name) is not None]
+    if len(tasks) > 1:
+        raise UserError(f"{where} has [{tasks[0]}] and [{tasks[1]}]: a run has one task, so leave one of them out")
     config.build_method(where)
     return config
 

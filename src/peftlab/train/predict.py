@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from peftlab.data.batch import Batch
+from peftlab.data.batch import Batch, Images
+from peftlab.data.conll import Sentence, kind_of, read_conllu
+from peftlab.data.decode import read_images
 from peftlab.data.parallel import Pairs
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError, unknown
 from peftlab.generate.search import Sample, Written, stream
 from peftlab.models.base import Base
+from peftlab.models.heads import Classifier
 from peftlab.peft.attach import merge
 from peftlab.peft.formats import save_adapter, why_only_ours
 from peftlab.tasks.translate import Encoded, encode, frames
+from peftlab.train.annotate import Annotator, Given, TreeParser, WordTagger, text_of, written
 from peftlab.train.artefact import ADAPTER, open_run
 from peftlab.train.config import Config
 from peftlab.train.order import sorted_batches
@@ -36,12 +41,18 @@ Line = str | tuple[str, str]
 Answer = dict[str, Any]
 
 
-def read_lines(texts: Sequence[str] | None, file: Path | None, pair: bool) -> Iterator[Line]:
-    """Texts from arguments, a file, or standard input, in that order; with `pair` two texts with a tab between them."""
+def read_lines(texts: Sequence[str] | None, file: Path | None, pair: bool) -> Iterator[Given]:
+    """Texts from arguments, a file, or standard input, in that order; with `pair` two texts with a tab between them.
+
+    Of a file of CoNLL-U its sentences.
+    """
     if file is not None and texts:
         raise UserError(f"texts and --file {file} are given: give one of them")
     if file is not None and not file.is_file():
         raise UserError(f"{file} is missing: give a file with one text a line")
+    if file is not None and kind_of(file) == ".conllu":
+        yield from read_conllu(file)
+        return
     given = [] if file is not None or texts is None or list(texts) == ["-"] else list(texts)
     for number, line in enumerate(given or decoded_lines(file), 1):
         parts = line.split("\t")
@@ -64,12 +75,19 @@ def decoded_lines(file: Path | None) -> Iterator[str]:
 class Labeller:
     """A finished classifier: for each text its label, the probability of each label, and the logits."""
 
-    def __init__(self, base: Base, config: Config) -> None:
-        self.base = base
-        self.names = base.model.adapters[ADAPTER].head.names
-        self.length = min(config.task.max_length, base.room)
+    given = "text"
+    """what a line is"""
 
-    def read(self, lines: list[Line]) -> Batch:
+    def __init__(self, base: Base, config: Config) -> None:
+        self.base, self.config = base, config
+        self.names = base.model.adapters[ADAPTER].head.names
+
+    @property
+    def length(self) -> int:
+        """The most tokens of a text."""
+        return min(self.config.task.max_length, self.base.room)
+
+    def read(self, lines: list[Line]) -> Batch | Images:
         """The tokens of the texts; what is too long loses its end."""
         return self.base.tokenizer.encode(lines, max_length=self.length, truncate=True)
 
@@ -80,7 +98,27 @@ class Labeller:
         for text, row in zip(lines, logits, strict=True):
             probabilities = dict(zip(self.names, row.softmax(0).tolist(), strict=True))
             label = self.names[int(row.argmax())]
-            yield {"text": text, "label": label, "probabilities": probabilities, "logits": row.tolist()}
+            yield {self.given: text, "label": label, "probabilities": probabilities, "logits": row.tolist()}
+
+
+class Viewer(Labeller):
+    """The same of images: a line is the path of a file."""
+
+    given = "image"
+
+    def read(self, lines: list[Line]) -> Images:
+        """The images, as those that it was trained on."""
+        return self.base.images(torch.stack(self.pixels(lines)))
+
+    def pixels(self, lines: list[Line]) -> list[Tensor]:
+        """Of each file; one that is no image ends it."""
+        assert self.config.images is not None
+        c = self.base.config
+        found = read_images([Path(whole(line)) for line in lines], self.config.images.size or c.image, c.channels)
+        for problem in found:
+            if isinstance(problem, UserError):
+                raise problem
+        return [pixels for pixels in found if isinstance(pixels, Tensor)]
 
 
 class Translator:
@@ -184,35 +222,57 @@ def whole(line: Line) -> str:
     return line if isinstance(line, str) else " ".join(line)
 
 
-Trained = Labeller | Translator | Continuer
+Trained = Labeller | Annotator | Translator | Continuer
 
 
 def open_finished(folder: Path) -> Trained:
     """What a finished run trained, ready to answer."""
     base, config = open_run(folder)
+    if config.tag is not None:
+        return WordTagger(base, config.tag)
+    if config.parse is not None:
+        return TreeParser(base, config.parse)
     if config.translate is not None:
         return Translator(base, config)
+    if config.images is not None:
+        return Viewer(base, config)
     return (Labeller if config.language_model is None else Continuer)(base, config)
 
 
-def answer_lines(folder: Path, lines: Iterator[Line]) -> Iterator[Answer]:
-    """What a finished run says to each text, in their order: a label, a translation, or how it goes on."""
+def answer_lines(folder: Path, lines: Iterator[Given]) -> Iterator[Answer]:
+    """What a finished run says to each text, in their order: a label, tags, a tree, a translation, how it goes on."""
     return answers(open_finished(folder), lines)
 
 
-def answers(trained: Trained, lines: Iterator[Line]) -> Iterator[Answer]:
+def answers(trained: Trained, lines: Iterator[Given]) -> Iterator[Answer]:
     """The same of what is open."""
     number = 0
     while chunk := list(islice(lines, CHUNK)):
-        yield from trained.answer(chunk, number)
+        if isinstance(trained, Annotator):
+            yield from trained.answer(chunk, number)
+        else:
+            yield from trained.answer([unsplit(line) for line in chunk], number)
         number += len(chunk)
 
 
-def spoken(folder: Path, lines: Iterator[Line]) -> Iterator[str]:
+def annotated(folder: Path, lines: Iterator[Given]) -> list[Answer]:
+    """What a finished run says to the words of each text."""
+    trained = open_finished(folder)
+    if not isinstance(trained, Annotator):
+        raise UserError(f"{folder} answers for whole texts, and --html draws what is said of words: leave it out")
+    return list(answers(trained, lines))
+
+
+def unsplit(line: Given) -> Line:
+    """For a model that reads whole texts."""
+    return text_of(line) if isinstance(line, Sentence) else line
+
+
+def spoken(folder: Path, lines: Iterator[Given]) -> Iterator[str]:
     """The same in plain words, a line for each text: pieces to print as they come, a language model's by the token."""
     trained = open_finished(folder)
     if isinstance(trained, Continuer):
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(map(unsplit, lines), 1):
             for piece in chain([whole(line)], trained.pieces(line, number)):
                 yield re.sub(r"[\r\n]", " ", piece)
             yield "\n"
@@ -222,8 +282,11 @@ def spoken(folder: Path, lines: Iterator[Line]) -> Iterator[str]:
 
 
 def plain(answer: Answer) -> str:
-    """An answer in one line."""
-    return answer["translation"] if "translation" in answer else f"{answer['label']}\t{answer['text']}"
+    """An answer in one line, or as the lines of a sentence."""
+    if "words" in answer:
+        return written(answer)
+    given = next(iter(answer.values()))  # a text, or an image's path
+    return answer["translation"] if "translation" in answer else f"{answer['label']}\t{given}"
 
 
 def export_run(folder: Path, out: Path, to: str) -> None:
@@ -249,16 +312,21 @@ def export_run(folder: Path, out: Path, to: str) -> None:
         if base.model.head_address is None:
             base.save(out)
         else:
-            base.save(out, head=ADAPTER, max_length=min(config.task.max_length, base.config.max_length))
+            longest = None if base.room is None else min(config.task.max_length, base.room)
+            base.save(out, head=ADAPTER, max_length=longest)
 
 
 def why_not_exported(base: Base, config: Config) -> dict[str, str | None]:
     """Why a run can't go to each target; None if it can."""
-    method, head = config.build_method(), base.model.head_address
-    additions = [addition for key, addition in base.model.additions(ADAPTER).items() if key != head]
-    mergeable = all(addition.mergeable for addition in additions)
+    method, place, attached = config.build_method(), base.model.head_address, base.model.adapters[ADAPTER]
+    additions = [addition for key, addition in base.model.additions(ADAPTER).items() if key != place]
+    merged = None
+    if not all(addition.mergeable for addition in additions):
+        merged = f"{method.name} is no change of the base's weights"
+    elif not isinstance(attached.head, Classifier | None):
+        merged = f"a {attached.head.kind}'s head is kept in our own format"
     nothing = f"{method.name} puts nothing into the base that an adapter could hold"
     return {
-        "peft": why_only_ours(base, base.model.adapters[ADAPTER]) if method.kinds else nothing,
-        "merged": None if mergeable else f"{method.name} is no change of the base's weights",
+        "peft": why_only_ours(base, attached) if method.kinds else nothing,
+        "merged": merged,
     }

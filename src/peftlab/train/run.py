@@ -29,11 +29,20 @@ from peftlab.train.lock import locked
 from peftlab.train.loop import Progress, Training, train
 from peftlab.train.memory import peak_memory
 from peftlab.train.metrics import Metrics, Tell
+from peftlab.train.parsing import Parsing
+from peftlab.train.picturing import Picturing
 from peftlab.train.stop import Interrupted, Stop, stopping
+from peftlab.train.tagging import Tagging
 from peftlab.train.translating import Translating
 from peftlab.train.work import Work
 
-WORKS: dict[str, type[Work]] = {"translate": Translating, "language_model": LanguageModelling}
+WORKS: dict[str, type[Work]] = {
+    "tag": Tagging,
+    "parse": Parsing,
+    "translate": Translating,
+    "language_model": LanguageModelling,
+    "images": Picturing,
+}
 """section of a configuration → what it asks for; without one of them it is classification"""
 
 

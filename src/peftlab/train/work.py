@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from peftlab.models.base import Base
-from peftlab.train.artefact import save_trained
+from peftlab.errors import UserError
+from peftlab.models.base import Base, base_fingerprint
+from peftlab.train.artefact import save_trained, trained_folder
 from peftlab.train.config import Config
 from peftlab.train.loop import Training
 from peftlab.train.memory import keep_freed
@@ -26,10 +27,16 @@ class Work(ABC):
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        if config.model is not None and not config.build_method().trains_base:
+            raise UserError(f"{config.method['name']} adapts a base, and a [model] of one's own has none: use full")
 
     @abstractmethod
     def hashes(self) -> tuple[str, ...]:
         """Of what the run depends on besides its configuration: data and base."""
+
+    def base_hash(self) -> tuple[str, ...]:
+        """Of the base, where there is one."""
+        return () if self.config.model is not None else (base_fingerprint(self.config.base),)
 
     def prepare(self) -> Training:
         """The model with what is to be trained, and the rows to train on and to choose by."""
@@ -53,4 +60,4 @@ class Work(ABC):
 
     def save(self, folder: Path) -> list[Path]:
         """Write what was trained into the run's folder; gives the folders that it wrote."""
-        return save_trained(self.base, folder)
+        return save_trained(self.base, trained_folder(folder, self.config))

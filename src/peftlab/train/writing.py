@@ -16,12 +16,12 @@ from typing import ClassVar
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError, unknown
 from peftlab.layers.embedding import Embedding
-from peftlab.models.base import Base, base_fingerprint, load
+from peftlab.models.base import Base, load
 from peftlab.models.model import Model
 from peftlab.models.own import KINDS, OWN, make_model
 from peftlab.models.writer import Marks
 from peftlab.train.artefact import adapt
-from peftlab.train.config import Config, LanguageModel, Translate
+from peftlab.train.config import LanguageModel, Translate
 from peftlab.train.precision import pick_device
 from peftlab.train.work import Work
 
@@ -33,15 +33,6 @@ class Writing(Work):
     """of `models/own.py` that can do it, the usual one first"""
     bases: ClassVar[str]
     """what is adapted to it, for messages"""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        if config.model is not None and not config.build_method().trains_base:
-            raise UserError(f"{config.method['name']} adapts a base, and a [model] of one's own has none: use full")
-
-    def base_hash(self) -> tuple[str, ...]:
-        """Of the base, where there is one."""
-        return () if self.config.model is not None else (base_fingerprint(self.config.base),)
 
     @abstractmethod
     def marks(self, tokenizer: Tokenizer) -> Marks:

@@ -1,0 +1,114 @@
+"""What tagging and parsing share: an adapter on a base, and a head that answers for each word of a sentence."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from peftlab.data.conll import Sentence, Tagged
+from peftlab.data.tokenizer import Tokenizer
+from peftlab.data.treebank import Treebank, load_sentences
+from peftlab.errors import UserError
+from peftlab.models.base import load
+from peftlab.models.heads import Labels
+from peftlab.tasks import parse, tag
+from peftlab.tasks.task import Tally, Task
+from peftlab.train.artefact import adapt
+from peftlab.train.config import Config, Sentences
+from peftlab.train.loop import Training, ask
+from peftlab.train.stop import Stop
+from peftlab.train.work import Work
+
+S = TypeVar("S", Tagged, Sentence)
+
+
+class OnWords(Work, Generic[S]):
+    """Sentences, with an answer for each word."""
+
+    metric: str
+    """by which methods are compared"""
+    nothing: Any
+    """an answer that says nothing of any word"""
+
+    def __init__(self, config: Config, asked: Sentences, read: Callable[[Path], list[S]]) -> None:
+        super().__init__(config)
+        if config.model is not None:
+            raise UserError("words are tagged and parsed by a base, and a [model] of one's own is none: leave it out")
+        self.asked = asked
+        whole = load_sentences(asked.name, read)
+        self.data: Treebank[S] = whole.limited(asked.limit, asked.test_limit)
+        self.name = whole.name
+
+    def hashes(self) -> tuple[str, ...]:
+        return self.data.fingerprint(self.content), *self.base_hash()
+
+    @abstractmethod
+    def content(self, sentence: S) -> list[Any]:
+        """What of a sentence the run depends on."""
+
+    @abstractmethod
+    def shown(self, sentence: S) -> str:
+        """A sentence with its answers in one line."""
+
+    @abstractmethod
+    def head(self) -> Labels:
+        """What answers for a word."""
+
+    @abstractmethod
+    def task(self) -> Task:
+        """What is learned."""
+
+    @abstractmethod
+    def encode(self, tokenizer: Tokenizer, part: list[S], max_length: int) -> tag.Encoded | parse.Encoded:
+        """A part's tokens."""
+
+    @abstractmethod
+    def scores(self, answers: Sequence[Any], part: list[S]) -> dict[str, float]:
+        """How good the answers for a part are."""
+
+    @abstractmethod
+    def tally(self, answers: Sequence[Any], part: list[S]) -> list[Tally]:
+        """Of each sentence what `metric` is made of."""
+
+    @abstractmethod
+    def majority(self, part: list[S]) -> float:
+        """What giving every word the most frequent answer scores."""
+
+    def training(self) -> Training:
+        method = self.config.build_method()
+        self.base = adapt(load(self.config.base), method, self.head())
+        parts = {"train": self.data.train, "validation": self.data.validation, **self.data.tests}
+        longest = min(self.asked.max_length, self.base.room)
+        self.encoded = {name: self.encode(self.base.tokenizer, part, longest) for name, part in parts.items()}
+        rows, held = self.encoded["train"], self.encoded["validation"]
+        return Training(self.base.model, method, self.task(), rows, held, self.config.train)
+
+    def test(self, training: Training, stop: Stop) -> dict[str, list[Any]]:
+        return {
+            name: ask(training.model, self.encoded[name], training.task.judge, training.precision, stop)
+            for name in self.data.tests
+        }
+
+    def result(self, answers: dict[str, list[Any]]) -> dict[str, Any]:
+        tests = {name: self.scores(found, self.data.tests[name]) for name, found in answers.items()}
+        means = {key: sum(part[key] for part in tests.values()) / len(tests) for key in next(iter(tests.values()))}
+        said = ", ".join(f"{SPOKEN.get(key, key)} {value:.4f}" for key, value in means.items())
+        counts = {name: counted(part) for name, part in self.encoded.items()}
+        return {**means, "said": said, "tests": tests, "counts": counts, "predictions": answers}
+
+
+SPOKEN = {"f1": "F1", "uas": "UAS", "las": "LAS"}
+
+
+def counted(part: tag.Encoded | parse.Encoded) -> dict[str, int]:
+    """How much there is in a part, and what was done to it."""
+    found = {
+        "sentences": len(part),
+        "words": part.weight(range(len(part))) + part.words.lost,
+        "lost": part.words.lost,
+        "blank": part.words.blank,
+        "unseen": part.unseen,
+    }
+    return found | ({"repaired": part.repaired} if isinstance(part, tag.Encoded) else {})
