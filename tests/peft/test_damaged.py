@@ -386,7 +386,7 @@ def test_unknown_keys_of_a_configuration_are_refused(place, key):
 
 @pytest.mark.parametrize("task", ["../../x", "/etc/passwd", "..", "a/../../b.csv", "x.csv"])
 def test_the_runs_of_a_comparison_stay_in_its_folder(task, tmp_path):
-    (job,) = plan(["lora"], [{"name": task}], 1, tmp_path, {})
+    (job,) = plan(["lora"], "task", [{"name": task}], 1, tmp_path, {})
     assert job.folder.resolve().parent == tmp_path / "runs"
-    assert "unknown method" in refused(lambda: plan(["../x"], [{"name": task}], 1, tmp_path, {}))
+    assert "unknown method" in refused(lambda: plan(["../x"], "task", [{"name": task}], 1, tmp_path, {}))
     assert files(tmp_path) == []
