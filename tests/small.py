@@ -4,10 +4,14 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
 import transformers
 
+from peftlab.train import loop
 from peftlab.train.config import Config, make_config
+from peftlab.train.run import run
 
 GOOD = ["a wonderful film", "I loved every minute", "great fun for all", "warm, witty and wise", "a small triumph"]
 BAD = ["a dreadful film", "I hated every minute", "no fun at all", "cold, dull and slow", "a large failure"]
@@ -53,3 +57,21 @@ def bits(folder: Path) -> dict[str, object]:
         "metrics": (folder / "metrics.jsonl").read_bytes(),
         "adapter": [(str(path.relative_to(folder)), path.read_bytes()) for path in files],
     }
+
+
+def left_alone_and_interrupted(config: Config, folder: Path, at: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The results of a run that was left alone, and of one that was interrupted at a step and started again; their
+    folders are `whole` and `again`.
+    """
+    step = loop.Training.step
+
+    def interrupted(training) -> None:
+        if training.progress.step == at:
+            raise KeyboardInterrupt
+        step(training)
+
+    with pytest.MonkeyPatch.context() as inside:
+        inside.setattr(loop.Training, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, folder / "again")
+    return run(config, folder / "whole"), run(config, folder / "again")

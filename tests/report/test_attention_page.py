@@ -117,7 +117,7 @@ def test_a_hundred_tokens_in_72_heads_are_light_and_five_hundred_not_much_heavie
 
 
 def test_a_page_is_not_written_over_a_folder(tmp_path):
-    with pytest.raises(UserError, match=r"is a folder: give a file to write, such as .*attention.html"):
+    with pytest.raises(UserError, match=r"is a folder: give a file to write, such as .*page.html"):
         write([], "a run", tmp_path)
     write([labelled(maps())], "a run", tmp_path / "new" / "page.html")
     assert (tmp_path / "new" / "page.html").read_text(encoding="utf-8") == page([labelled(maps())], "a run")

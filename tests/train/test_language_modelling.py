@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from small import left_alone_and_interrupted
 from typer.testing import CliRunner
 
 import peftlab
@@ -105,21 +106,9 @@ def test_a_small_text_is_learned_in_seconds(trained):
         assert "".join(whole) in LETTERS * 3
 
 
-def test_an_interrupted_training_ends_with_the_same_bits(letters, tmp_path, monkeypatch):
+def test_an_interrupted_training_ends_with_the_same_bits(letters, tmp_path):
     config = going_round(letters, MODEL | {"dropout": 0.1}, {"limit": 200}, steps=9, evaluations=3, checkpoint=0)
-    whole = run(config, tmp_path / "whole")
-    step = loop.Training.step
-
-    def stop_at_five(training):
-        if training.progress.step == 5:
-            raise KeyboardInterrupt
-        step(training)
-
-    with monkeypatch.context() as inside:
-        inside.setattr(loop.Training, "step", stop_at_five)
-        with pytest.raises(KeyboardInterrupt):
-            run(config, tmp_path / "again")
-    again = run(config, tmp_path / "again")
+    whole, again = left_alone_and_interrupted(config, tmp_path, at=5)
     for key in ("curve", "predictions", "perplexity"):
         assert whole[key] == again[key]
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "again")]

@@ -7,14 +7,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from small import films
+from small import films, left_alone_and_interrupted
 from typer.testing import CliRunner
 
 from peftlab.cli import app
 from peftlab.data.conll import Sentence, Tree, read_conllu, write_conllu
 from peftlab.data.files import read_object
 from peftlab.errors import UserError
-from peftlab.train import loop
 from peftlab.train.artefact import open_run
 from peftlab.train.config import Config, make_config
 from peftlab.train.predict import answer_lines, export_run, read_lines
@@ -123,21 +122,9 @@ def test_every_kind_of_method_comes_back_from_its_folder(tiny, treebank, tmp_pat
     assert base.model.adapters["mine"].head.kind == {"tag": "tagger", "parse": "parser"}[section]
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(tiny, treebank, tmp_path, monkeypatch):
+def test_an_interrupted_run_ends_with_the_same_bits(tiny, treebank, tmp_path):
     config = asked(tiny, "parse", treebank, steps=8, evaluations=2, checkpoint=0)
-    whole = run(config, tmp_path / "whole")
-    step = loop.Training.step
-
-    def stop_at_five(training):
-        if training.progress.step == 5:
-            raise KeyboardInterrupt
-        step(training)
-
-    with monkeypatch.context() as inside:
-        inside.setattr(loop.Training, "step", stop_at_five)
-        with pytest.raises(KeyboardInterrupt):
-            run(config, tmp_path / "again")
-    again = run(config, tmp_path / "again")
+    whole, again = left_alone_and_interrupted(config, tmp_path, at=5)
     assert (whole["curve"], whole["las"]) == (again["curve"], again["las"])
     files = [(tmp_path / name / "adapter/adapter_model.safetensors").read_bytes() for name in ("whole", "again")]
     assert files[0] == files[1]

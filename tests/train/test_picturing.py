@@ -12,13 +12,13 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from small import left_alone_and_interrupted
 
 import peftlab
 from peftlab.data.examples import limit
 from peftlab.data.pictures import load_pictures
 from peftlab.errors import UserError
 from peftlab.report.attention import write
-from peftlab.train import loop
 from peftlab.train.artefact import open_run
 from peftlab.train.config import Config, make_config, read_config_file
 from peftlab.train.looking import look
@@ -76,22 +76,10 @@ def test_a_vit_of_one_s_own_learns_digits_and_predicts_files(tmp_path, files):
 
 
 @pytest.mark.parametrize("content", [{}, {"method": {"name": "lora"}}], ids=["own", "lora"])
-def test_an_interrupted_run_ends_with_the_same_bits(vit, tmp_path, monkeypatch, content):
+def test_an_interrupted_run_ends_with_the_same_bits(vit, tmp_path, content):
     base = {"base": str(vit), "model": None} if content else {}
     config = digits(content | base, LIMIT | {"augment": True, "flip": True}, checkpoint=0)
-    whole = run(config, tmp_path / "whole")
-    step = loop.Training.step
-
-    def stop_at_four(training):
-        if training.progress.step == 4:
-            raise KeyboardInterrupt
-        step(training)
-
-    with monkeypatch.context() as inside:
-        inside.setattr(loop.Training, "step", stop_at_four)
-        with pytest.raises(KeyboardInterrupt):
-            run(config, tmp_path / "again")
-    again = run(config, tmp_path / "again")
+    whole, again = left_alone_and_interrupted(config, tmp_path, at=4)
     assert (whole["curve"], whole["predictions"]) == (again["curve"], again["predictions"])
     file = "adapter/adapter_model.safetensors" if content else "model/model.safetensors"
     assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from small import left_alone_and_interrupted
 
 from peftlab.data.files import read_object
 from peftlab.data.parallel import Pairs
@@ -17,7 +18,6 @@ from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.models.base import load
 from peftlab.tasks.translate import Translate, encode
-from peftlab.train import loop
 from peftlab.train.artefact import open_run
 from peftlab.train.config import Config, make_config
 from peftlab.train.predict import answer_lines
@@ -69,21 +69,9 @@ def test_a_transformer_learns_to_turn_texts_round(letters, tmp_path):
 
 
 @pytest.mark.parametrize("model", [MODEL | {"dropout": 0.1, "dim": 32}, RECURRENT, RECURRENT | {"sampling": 0.3}])
-def test_an_interrupted_training_ends_with_the_same_bits(letters, tmp_path, monkeypatch, model):
+def test_an_interrupted_training_ends_with_the_same_bits(letters, tmp_path, model):
     config = turning(letters, model, {"test_limit": 5}, steps=12, evaluations=3, checkpoint=0)
-    whole = run(config, tmp_path / "whole")
-    step = loop.Training.step
-
-    def stop_at_seven(training):
-        if training.progress.step == 7:
-            raise KeyboardInterrupt
-        step(training)
-
-    with monkeypatch.context() as inside:
-        inside.setattr(loop.Training, "step", stop_at_seven)
-        with pytest.raises(KeyboardInterrupt):
-            run(config, tmp_path / "again")
-    again = run(config, tmp_path / "again")
+    whole, again = left_alone_and_interrupted(config, tmp_path, at=7)
     for key in ("curve", "predictions", "bleu"):
         assert whole[key] == again[key]
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "again")]
@@ -170,21 +158,9 @@ def test_what_a_base_is_given_is_what_transformers_gives_it(letters, stock):
         )
 
 
-def test_an_interrupted_adaptation_ends_with_the_same_bits(letters, stock, tmp_path, monkeypatch):
+def test_an_interrupted_adaptation_ends_with_the_same_bits(letters, stock, tmp_path):
     config = adapting(letters, stock["marian"], "lora")
-    whole = run(config, tmp_path / "whole")
-    step = loop.Training.step
-
-    def stop_at_seven(training):
-        if training.progress.step == 7:
-            raise KeyboardInterrupt
-        step(training)
-
-    with monkeypatch.context() as inside:
-        inside.setattr(loop.Training, "step", stop_at_seven)
-        with pytest.raises(KeyboardInterrupt):
-            run(config, tmp_path / "again")
-    again = run(config, tmp_path / "again")
+    whole, again = left_alone_and_interrupted(config, tmp_path, at=7)
     assert (whole["curve"], whole["predictions"]) == (again["curve"], again["predictions"])
     files = [(tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes() for name in ("whole", "again")]
     assert files[0] == files[1]

@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from peftlab.data.files import make_folder, write_text, writing_to
-from peftlab.errors import UserError
 from peftlab.report.axes import svg
 from peftlab.report.markup import Markup, tag
-from peftlab.report.page import page_head
+from peftlab.report.page import page_head, write_page
 from peftlab.tasks.tag import entities, is_bio
 from peftlab.train.predict import Answer
 
@@ -34,11 +32,7 @@ GOLDEN = 137.5
 
 def write(answers: Sequence[Answer], title: str, path: Path) -> None:
     """Leave the page in a file."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: give a file to write, such as {path / 'words.html'}")
-    make_folder(path.parent)
-    with writing_to(path.parent):
-        write_text(path, page(answers, title))
+    write_page(page(answers, title), path)
 
 
 def page(answers: Sequence[Answer], title: str) -> str:

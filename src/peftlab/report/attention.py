@@ -21,11 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peftlab.data.files import make_folder, write_text, writing_to
-from peftlab.errors import UserError
 from peftlab.report.markup import Markup, tag
 from peftlab.report.numbers import points
-from peftlab.report.page import page_head
+from peftlab.report.page import page_head, write_page
 from peftlab.train.looking import Maps, Overlay, Seen
 from peftlab.train.predict import Answer
 
@@ -49,11 +47,7 @@ STRONGEST = 3
 
 def write(seen: Sequence[Seen], title: str, path: Path) -> None:
     """Leave the page in a file."""
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: give a file to write, such as {path / 'attention.html'}")
-    make_folder(path.parent)
-    with writing_to(path.parent):
-        write_text(path, page(seen, title))
+    write_page(page(seen, title), path)
 
 
 def page(seen: Sequence[Seen], title: str) -> str:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
+from pathlib import Path
 
+from peftlab.data.files import make_folder, write_text, writing_to
+from peftlab.errors import UserError
 from peftlab.report.axes import Scale, padded, svg
 from peftlab.report.cost_chart import COSTS, cost_chart
 from peftlab.report.curve_chart import curve_charts
@@ -31,6 +34,15 @@ STATISTICS = (
     " paired by row and seed. Two methods are called different where p < 0.05 after Holm's correction for all pairs:"
     " with methods that do not differ this happens in about one comparison of twenty, or fewer."
 )
+
+
+def write_page(text: str, path: Path) -> None:
+    """Leave a page in a file."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: give a file to write, such as {path / 'page.html'}")
+    make_folder(path.parent)
+    with writing_to(path.parent):
+        write_text(path, text)
 
 
 def page_head(title: str, *styles: str) -> Markup:
