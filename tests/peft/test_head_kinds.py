@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from examples import vouch
+from safetensors.torch import load_file, save_file
 from small import write_base
 
 import peftlab
@@ -54,6 +56,18 @@ def test_a_head_comes_back_as_itself(base, head, tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(base.model(base.encode(["a sentence of words"])).scores, scores)
     peftlab.detach(base.model, name)
+
+
+@pytest.mark.parametrize("head", HEADS[1:], ids=lambda head: head.kind)
+def test_every_tensor_of_a_head_is_replayed(base, head, tmp_path):
+    saved(base, head, tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    for name in (name for name in tensors if ".head." in name):
+        save_file(tensors | {name: tensors[name] + torch.randn_like(tensors[name])}, file, metadata={"format": "pt"})
+        vouch(tmp_path)
+        with pytest.raises(UserError, match="gives another output for its probes"):
+            peftlab.load_adapter(base, tmp_path, "other")
 
 
 def test_a_head_without_a_kind_is_a_classifier(base, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from examples import FIVE, METHODS, shake
+from examples import FIVE, METHODS, shake, vouch
 from safetensors.torch import load_file, save_file
 
 import peftlab
@@ -46,15 +46,6 @@ def save(base: Base, method: str, folder: Path) -> Path:
     peftlab.save_adapter(base, "mine", folder)
     peftlab.detach(base.model, "mine")
     return folder
-
-
-def vouch(folder: Path) -> None:
-    """Hashes for the files as they are now, as whoever changed them would write them."""
-    sidecar = json.loads((folder / SIDECAR).read_text())
-    sidecar["sha256"] = {name: sha256(folder / name) for name in sidecar["sha256"]}
-    (folder / SIDECAR).write_text(json.dumps(sidecar))
-    hashes = {path.name: sha256(path) for path in folder.iterdir() if path.name != MANIFEST}
-    (folder / MANIFEST).write_bytes(manifest(hashes))
 
 
 @pytest.mark.parametrize(("kind", "method"), PAIRS)

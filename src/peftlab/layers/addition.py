@@ -96,6 +96,10 @@ class Addition(nn.Module):
         """Become the weighted sum of others of its kind."""
         raise NotImplementedError(type(self).__name__)
 
+    def probed(self, given: Tensor) -> Tensor:
+        """Of a head: from what it gave for the probes, what is kept of it; a change of any weight must show there."""
+        return given
+
     def folded(self) -> Addition:
         """The same addition without what only training needs."""
         return self

@@ -87,6 +87,11 @@ class ParserHead(TokenHead):
         _, _, dependents, heads = words.split(self.widths, -1)
         return self.labels(dependents[:, 1:], torch.take_along_dim(heads, chosen[..., None], 1))
 
+    def probed(self, given: Tensor) -> Tensor:
+        """The scores of all arcs between tokens, and of all relations to the root."""
+        to_root = torch.zeros(given.shape[0], given.shape[1] - 1, dtype=torch.long, device=given.device)
+        return torch.cat([self.score_arcs(given).flatten(1), self.score_labels(given, to_root).flatten(1)], 1)
+
 
 def parser_of(model: Model) -> ParserHead:
     """The parser that acts on a model."""

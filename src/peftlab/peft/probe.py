@@ -74,10 +74,10 @@ def probe_images(model: ViT, ids: list[list[int]]) -> Images:
 
 
 def read(model: Any, batch: Batch | Images) -> Tensor:
-    """The logits, or without a head the mean hidden state [B, D]."""
+    """What the head keeps of its logits, or without a head the mean hidden state [B, D]."""
     out = model(batch)
     if out.logits is not None:
-        return out.logits
+        return model.sites()[model.head_address].acting(None)[-1].probed(out.logits)
     real = batch.mask[..., None] if isinstance(batch, Batch) else torch.ones_like(out.hidden[..., :1])
     return (out.hidden * real).sum(1) / real.sum(1)
 
