@@ -259,7 +259,7 @@ def export(
 
     A head that reads the first token makes it one of `transformers`, the mean one of `sentence-transformers`.
     """
-    from peftlab.train.predict import export_run
+    from peftlab.train.export import export_run
 
     export_run(folder, out, to)
     print(out)

@@ -14,7 +14,8 @@ from small import write_films
 import peftlab
 from peftlab.errors import UserError
 from peftlab.train.config import make_config
-from peftlab.train.predict import answer_lines, export_run
+from peftlab.train.export import export_run
+from peftlab.train.predict import answer_lines
 from peftlab.train.run import run
 
 TEXTS = ["a wonderful film", "a dull film", "hm", "it goes on and on and " * 8]

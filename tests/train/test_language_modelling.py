@@ -25,8 +25,9 @@ from peftlab.tasks.language_model import LanguageModel, pack, perplexities
 from peftlab.train import loop
 from peftlab.train.artefact import open_run
 from peftlab.train.config import Config, make_config
+from peftlab.train.export import export_run
 from peftlab.train.looking import look
-from peftlab.train.predict import answer_lines, characters, export_run, open_finished, spoken
+from peftlab.train.predict import answer_lines, characters, open_finished, spoken
 from peftlab.train.run import run
 
 MODEL = {

@@ -16,7 +16,8 @@ from peftlab.data.files import read_object
 from peftlab.errors import UserError
 from peftlab.train.artefact import open_run
 from peftlab.train.config import Config, make_config
-from peftlab.train.predict import answer_lines, export_run, read_lines
+from peftlab.train.export import export_run
+from peftlab.train.predict import answer_lines, read_lines
 from peftlab.train.run import open_work, run
 
 WORDS = {"DET": ["the", "a", "every"], "NOUN": ["dog", "film", "house", "cat"], "VERB": ["sees", "likes", "finds"]}

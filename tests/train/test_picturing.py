@@ -21,8 +21,9 @@ from peftlab.errors import UserError
 from peftlab.report.attention import write
 from peftlab.train.artefact import open_run
 from peftlab.train.config import Config, make_config, read_config_file
+from peftlab.train.export import export_run
 from peftlab.train.looking import look
-from peftlab.train.predict import answer_lines, export_run
+from peftlab.train.predict import answer_lines
 from peftlab.train.run import run
 
 MODEL = {"kind": "vit", "patch": 4, "dim": 32, "layers": 1, "heads": 2, "inner": 32, "init_std": 0.1}
