@@ -2,8 +2,8 @@
 
     PYTHONPATH=tests python tests/train/interrupted.py --count 200
 
-A process is forked for each attempt, so that it starts in milliseconds. Three of four attempts are killed (SIGKILL) at
-a time drawn uniformly from a run's duration, the fourth inside a save, drawn uniformly from its saves; the histograms
+A process is forked for each attempt, so that it starts in milliseconds. Attempts are killed (SIGKILL) at a time
+drawn uniformly from a run's duration, and so that a third strike there, inside a save drawn from its saves; histograms
 say where the kills struck, and when those by the clock did. Then the run is started again and left alone.
 """
 
@@ -62,23 +62,26 @@ def main() -> None:
         attempt(config, folder / "whole", seen, None)
         saves, expected = seen[1], bits(folder / "whole")
         tenths, late = Counter(), 0
-        for number in range(given.count):
+        number = 0
+        while sum(histogram.values()) < given.count:
             if number % TIMED == 0:  # a machine grows faster and slower while this goes on
                 duration = timed(config, folder / "timed", seen)
             out = folder / "killed"
-            inside = number % 4 == 3
+            inside = 3 * histogram["inside a save"] < sum(histogram.values())
             moment = draw.randrange(saves) if inside else draw.uniform(0, duration)
             where = attempt(config, out, seen, (inside, moment, draw.random()))
-            histogram[where] += 1
-            if not inside:
-                late += (out / "result.json").is_file()
-                tenths[int(10 * moment / duration)] += 1
-            attempt(config, out, seen, None)
+            if (out / "result.json").is_file():  # it had ended: no kill
+                late += 1
+            else:
+                histogram[where] += 1
+                tenths[int(10 * moment / duration)] += not inside
+                attempt(config, out, seen, None)
             assert bits(out) == expected, f"attempt {number}, killed {where}, ended with other bits"
             shutil.rmtree(out)
+            number += 1
     for where in WHERE:
         print(f"{where:<24}{histogram[where]:>5}  {'#' * histogram[where]}")
-    print(f"of those by the clock, by the share of a run's time ({late} came after its end):")
+    print(f"of those by the clock, by the share of a run's time ({late} more came after its end and do not count):")
     for tenth in range(10):
         print(f"{10 * tenth:>3} … {10 * tenth + 10:>3} % of the time{tenths[tenth]:>5}  {'#' * tenths[tenth]}")
     assert histogram["inside a save"] >= given.count / 5, "too few kills struck inside a save"

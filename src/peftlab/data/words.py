@@ -69,6 +69,28 @@ class Subwords:
         return labels
 
 
+@dataclass(frozen=True)
+class OnSubwords:
+    """Tokenised sentences with something to learn of each word; what that is a subclass adds."""
+
+    words: Subwords
+    rows: list[int]
+    """the number of each sentence's first line in the file it came from, for messages"""
+    unseen: int
+    """how many words have a label that is not among the names"""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def lengths(self) -> list[int]:
+        """The number of tokens of each."""
+        return self.words.lengths()
+
+    def weight(self, rows: Sequence[int]) -> int:
+        """Each word counts once."""
+        return self.words.weight(rows)
+
+
 def encode_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], max_length: int) -> Subwords:
     """Tokenise once; a sentence that would have more than `max_length` tokens with its marks loses its last words."""
     before, after = marks_around(tokenizer)

@@ -24,7 +24,7 @@ from torch import Tensor
 from peftlab.data.batch import Batch
 from peftlab.data.conll import Sentence, Tree
 from peftlab.data.tokenizer import Tokenizer
-from peftlab.data.words import NO_WORD, UNKNOWN, Subwords, encode_words
+from peftlab.data.words import NO_WORD, UNKNOWN, OnSubwords, encode_words
 from peftlab.models.model import Model
 from peftlab.models.parser import parser_of
 from peftlab.tasks.task import Tally, Task, sums
@@ -35,31 +35,15 @@ ROOT, UNSPECIFIED = "root", "dep"
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Tokenised sentences with their trees, ragged: padding is decided batch by batch."""
+class Encoded(OnSubwords):
+    """Tokenised sentences with their trees."""
 
-    words: Subwords
     heads: list[list[int]]
     """of the words that are left; −1: not known, or cut off"""
     relations: list[list[int]]
     """their numbers; −1: not known, not among the names, or to a head that was cut off"""
     trees: list[Tree]
     """of all words, also of those that were cut off"""
-    rows: list[int]
-    """the number of each sentence's first line in the file it came from, for messages"""
-    unseen: int
-    """how many words have a relation that is not among the names"""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def lengths(self) -> list[int]:
-        """The number of tokens of each."""
-        return self.words.lengths()
-
-    def weight(self, rows: Sequence[int]) -> int:
-        """Each word counts once."""
-        return self.words.weight(rows)
 
     def batch(self, rows: Sequence[int]) -> tuple[Batch, Tensor]:
         """These sentences, padded, with their labels [B, T, 2]: head and relation, −100 where no word begins."""
@@ -91,7 +75,7 @@ def encode(
         known = (number.get(relation, UNKNOWN) for relation in tree.relations)
         relations.append([UNKNOWN if head < 0 else r for head, r in zip(heads[-1], known, strict=False)])
     unseen = sum(relation not in number for tree in trees for relation in tree.relations)
-    return Encoded(words, heads, relations, list(trees), [sentence.line for sentence in sentences], unseen)
+    return Encoded(words, [sentence.line for sentence in sentences], unseen, heads, relations, list(trees))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 from peftlab.data.batch import Batch
 from peftlab.data.conll import Tagged
 from peftlab.data.tokenizer import Tokenizer
-from peftlab.data.words import NO_WORD, UNKNOWN, Subwords, encode_words
+from peftlab.data.words import NO_WORD, UNKNOWN, OnSubwords, encode_words
 from peftlab.errors import UserError
 from peftlab.models.model import Model
 from peftlab.tasks.task import Tally, Task, sums
@@ -33,31 +33,15 @@ NO_TAG = ""
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Tokenised sentences with their tags, ragged: padding is decided batch by batch."""
+class Encoded(OnSubwords):
+    """Tokenised sentences with their tags."""
 
-    words: Subwords
     labels: list[list[int]]
     """the number of each word's tag, for the words that are left; −1: it has none of the names"""
     tags: list[list[str]]
     """of all words, also of those that were cut off"""
-    rows: list[int]
-    """the number of each sentence's first line in the file it came from, for messages"""
-    unseen: int
-    """how many words have a tag that is not among the names"""
     repaired: int
     """how many BIO tags were repaired"""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def lengths(self) -> list[int]:
-        """The number of tokens of each."""
-        return self.words.lengths()
-
-    def weight(self, rows: Sequence[int]) -> int:
-        """Each word counts once."""
-        return self.words.weight(rows)
 
     def batch(self, rows: Sequence[int]) -> tuple[Batch, Tensor]:
         """These sentences, padded to the longest of them, with their labels [B, T]: −100 where no word begins."""
@@ -91,10 +75,10 @@ def encode(tokenizer: Tokenizer, sentences: Sequence[Tagged], names: Sequence[st
     labels = [[number.get(tag, UNKNOWN) for tag in row] for row in tags]
     return Encoded(
         words,
-        [row[: len(firsts)] for row, firsts in zip(labels, words.firsts, strict=True)],
-        tags,
         [sentence.line for sentence in sentences],
         sum(row.count(UNKNOWN) for row in labels),
+        [row[: len(firsts)] for row, firsts in zip(labels, words.firsts, strict=True)],
+        tags,
         sum(a != b for old, new in zip(given, tags, strict=True) for a, b in zip(old, new, strict=True)),
     )
 
