@@ -51,7 +51,7 @@ def entities(tmp_path_factory) -> Path:
 
 
 def asked(base: Path, section: str, name: Path, method: str = "lora", settings=(), **train) -> Config:
-    short = {"steps": 80, "batch": 16, "lr": 3e-2, "evaluations": 2, "threads": 1, "precision": "fp32"}
+    short = {"steps": 80, "batch": 16, "lr": 3e-2, "head_lr": 3e-2, "evaluations": 2, "threads": 1, "precision": "fp32"}
     task = {"name": str(name)} | ({"arc": 16, "label": 8} if section == "parse" else {}) | dict(settings)
     return make_config({"base": str(base), section: task, "method": {"name": method}, "train": short | train})
 
@@ -129,6 +129,18 @@ def test_an_interrupted_run_ends_with_the_same_bits(tiny, treebank, tmp_path):
     assert (whole["curve"], whole["las"]) == (again["curve"], again["las"])
     files = [(tmp_path / name / "adapter/adapter_model.safetensors").read_bytes() for name in ("whole", "again")]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "expected"), [("parse", {"head_lr": None}, 2e-3), ("tag", {"head_lr": 0.05}, 0.05)]
+)
+def test_the_head_has_a_rate_of_its_own(tiny, treebank, section, given, expected):
+    training = open_work(asked(tiny, section, treebank, lr=0.01, **given)).prepare()
+    head = {id(parameter) for parameter in training.model.head_parameters()}
+    for group in training.optimizer.param_groups:
+        of_head = {id(parameter) in head for parameter in group["params"]}
+        assert group["peak"] == (expected if of_head == {True} else 0.01)
+        assert len(of_head) == 1
 
 
 def test_what_is_cut_off_is_wrong_and_counted(tiny, treebank, tmp_path):

@@ -52,3 +52,11 @@ def test_only_matrices_decay():
     layer = nn.Linear(3, 3)
     groups = adamw(layer.parameters(), 1.0, 0.5).param_groups
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.5), (1, 0.0)]
+
+
+def test_some_parameters_have_a_rate_of_their_own():
+    body, head = nn.Linear(3, 3), nn.Linear(3, 2)
+    parameters = [*body.parameters(), *head.parameters()]
+    groups = adamw(parameters, 1.0, 0.5, dict.fromkeys(head.parameters(), 0.1)).param_groups
+    rates = {id(parameter): group["peak"] for group in groups for parameter in group["params"]}
+    assert [rates[id(parameter)] for parameter in parameters] == [1.0, 1.0, 0.1, 0.1]

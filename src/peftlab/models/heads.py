@@ -31,6 +31,8 @@ class Labels(ABC):
 
     kind: ClassVar[str]
     """of head, in files"""
+    lr: ClassVar[float | None] = None
+    """peak learning rate that it is best trained with; None: that of its method"""
     labels: int | tuple[str, ...]
     """how many, or their names"""
 
@@ -100,7 +102,7 @@ class Classifier(Labels):
         config: Any = model.config
         pooled = config.head == "linear" and config.pooler and self.pool == "first"
         pool = "pooled" if pooled else self.pool
-        return ClassifierHead(config.dim, self.count, pool, self.activation(config), self.dropout, config.init_std)
+        return ClassifierHead(model.width, self.count, pool, self.activation(config), self.dropout, config.init_std)
 
 
 POOLS: dict[str, Callable[[States], Tensor]] = {

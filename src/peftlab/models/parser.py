@@ -36,6 +36,7 @@ class Parser(Labels):
     """A head and a relation a word; `labels` are the relations."""
 
     kind = "parser"
+    lr = 2e-3
     arc: int = 500
     """width of the two views for arcs"""
     label: int = 100
@@ -52,7 +53,7 @@ class Parser(Labels):
 
     def build(self, model: Model) -> ParserHead:
         """The module for a model's head site."""
-        return ParserHead(model.config.dim, self.count, self.arc, self.label, self.dropout)
+        return ParserHead(model.width, self.count, self.arc, self.label, self.dropout)
 
 
 class ParserHead(TokenHead):

@@ -26,6 +26,7 @@ class Tagger(Labels):
     """One label a token."""
 
     kind = "tagger"
+    lr = 2e-3
     dropout: float = 0.1
     """before the linear map"""
 
@@ -36,7 +37,7 @@ class Tagger(Labels):
     def build(self, model: Model) -> TaggerHead:
         """The module for a model's head site."""
         config: Any = model.config
-        return TaggerHead(config.dim, self.count, self.dropout, config.init_std)
+        return TaggerHead(model.width, self.count, self.dropout, config.init_std)
 
 
 class TaggerHead(TokenHead):

@@ -52,7 +52,7 @@ class Progress:
     losses: list[float] = field(default_factory=list)
     """of the steps since the last evaluation"""
     curve: list[dict[str, float]] = field(default_factory=list)
-    """at each evaluation: step, loss since the last one, score"""
+    """at each evaluation: step, loss since the last one, score, and what else the task tells"""
     skipped: list[int] = field(default_factory=list)
     """steps without an update, because their gradient was not finite"""
 
@@ -68,7 +68,8 @@ class Training:
         self.every = max(1, math.ceil(self.steps / settings.evaluations))
         self.order = Order(self.lengths, settings.batch, settings.seed)
         self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.optimizer = adamw(self.trainable.values(), self.lr, settings.weight_decay)
+        heads = dict.fromkeys(model.head_parameters(), settings.head_lr or model.head_lr or self.lr)
+        self.optimizer = adamw(self.trainable.values(), self.lr, settings.weight_decay, heads)
         self.device = next(iter(self.trainable.values())).device
         self.precision = pick_precision(settings.precision, self.device)
         self.best = {name: p.detach().clone() for name, p in self.trainable.items()}
@@ -101,7 +102,7 @@ class Training:
         self.method.thaw(self.model, done.step)
         factor = rate(done.step, self.steps, self.settings.warmup, self.settings.schedule)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * factor
+            group["lr"] = group["peak"] * factor
         rows = self.order.rows(done.step)
         loss = self.gradient(rows)
         norm = nn.utils.clip_grad_norm_(self.trainable.values(), self.settings.clip)
@@ -150,7 +151,7 @@ class Training:
         score = self.task.score(judged, self.validation)
         # where all steps since the last evaluation were skipped, the loss is as it was
         loss = sum(done.losses) / len(done.losses) if done.losses else done.curve[-1]["loss"]
-        done.curve.append({"step": done.step, "loss": loss, "score": score})
+        done.curve.append({"step": done.step, "loss": loss, "score": score, **self.task.measures(judged)})
         done.losses, done.evaluated, done.waited = [], done.step, done.waited + 1
         if score > done.best_score:
             done.best_score, done.best_step, done.waited = score, done.step, 0
@@ -210,7 +211,7 @@ def train(training: Training, checkpoints: Checkpoints, stop: Stop, tell: Tell) 
             training.step()
             if not training.due:
                 loss = {"skipped": True} if done.step in done.skipped[-1:] else {"loss": done.losses[-1]}
-                tell({"steps": training.steps, "step": done.step, **loss})
+                tell({"steps": training.steps, "step": done.step, "tokens": done.tokens, **loss})
         if stop.number is not None:
             checkpoints.save(done.step, training.state())
             raise Stopped(stop.number, f"step {done.step} of {training.steps} is saved in {checkpoints.folder}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -17,15 +18,20 @@ SCHEDULES: dict[str, Callable[[float, float], float]] = {
 """the factor after the rise: by the share that is done of what follows it, or by the steps so far, counted in rises"""
 
 
-def adamw(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW over two groups."""
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
+def adamw(
+    parameters: Iterable[nn.Parameter],
+    lr: float,
+    weight_decay: float,
+    others: Mapping[nn.Parameter, float] = MappingProxyType({}),
+) -> torch.optim.AdamW:
+    """AdamW over groups of the same decay and `peak` rate, which is `lr` for all but the `others`."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for parameter in parameters:
-        (matrices if parameter.ndim > 1 else vectors).append(parameter)
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        decay = weight_decay if parameter.ndim > 1 else 0.0
+        groups.setdefault((others.get(parameter, lr), decay), []).append(parameter)
+    settings = [{"params": found, "peak": peak, "weight_decay": decay} for (peak, decay), found in groups.items()]
     # fused: one pass over the memory instead of ten, a tenth of the time where every weight trains
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, fused=True)
+    return torch.optim.AdamW(settings, lr=lr, fused=True)
 
 
 def rate(step: int, steps: int, warmup: float, schedule: str) -> float:
