@@ -39,3 +39,6 @@ def test_there_is_little_padding():
     plain = list(range(8000))
     assert padded([plain[i : i + 32] for i in range(0, 8000, 32)]) > 2.5 * real
     assert padded(epoch(lengths, 32, 0, 0)) < 1.1 * real
+    few = sorted_batches(lengths[:256])
+    assert padded(few) / sum(lengths[:256]) < 1.2
+    assert len(few) < 256 / 10, "not at the price of a pass for each row"

@@ -1,0 +1,79 @@
+"""Sentences a second of `predict` with a parser on MiniLM: tokenising, the trees and CoNLL-U included.
+
+    python -m benchmarks.parse --data path/to/ud-english-ewt                      # the goal is 200
+    python -m benchmarks.parse --run runs/parse
+
+Without a run the parser's weights are drawn, so that no sentence's best heads are a tree by themselves: every tree has
+to be searched for, which is the most work that a parser can make.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from peftlab.data.conll import Sentence
+from peftlab.data.treebank import load_sentences
+from peftlab.errors import UserError, told
+from peftlab.models.base import load
+from peftlab.models.parser import Parser, parser_of
+from peftlab.peft import LoRA
+from peftlab.tasks.parse import relation_names
+from peftlab.train.annotate import TreeParser, written
+from peftlab.train.artefact import adapt
+from peftlab.train.config import Parse
+from peftlab.train.parsing import read_trees
+from peftlab.train.predict import CHUNK, open_finished
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="ud-english-ewt", help="a treebank: a short name, a folder or a file")
+    parser.add_argument("--run", type=Path, help="a finished run's folder instead of weights that are drawn")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--times", type=int, default=3, help="how often the test part is parsed")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    with told():
+        sentences = load_sentences(given.data, read_trees).tests["test"]
+        trained = untrained(sentences) if given.run is None else open_finished(given.run)
+        if not isinstance(trained, TreeParser):
+            raise UserError(f"{given.run} is no parser: give the folder of a run with [parse]")
+    table = Table("sentences at once", "sentences a second", "lowest", "highest")
+    table.title = f"{len(sentences):,} sentences parsed, {given.threads} threads"
+    for size in (32, CHUNK):
+        parse(trained, sentences[:CHUNK], size)
+        rates = [len(sentences) / parse(trained, sentences, size) for _ in range(given.times)]
+        found = (statistics.median(rates), min(rates), max(rates))
+        table.add_row(str(size), *(f"{rate:,.0f}" for rate in found))
+    Console().print(table)
+    print(f"torch {torch.__version__}")
+
+
+def untrained(sentences: Sequence[Sentence]) -> TreeParser:
+    """A parser whose weights are drawn, on MiniLM with a LoRA."""
+    torch.manual_seed(0)
+    names = relation_names(sentence.tree() for sentence in sentences)
+    base = adapt(load("minilm"), LoRA(), Parser(names))
+    for parameter in parser_of(base.model).parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    return TreeParser(base, Parse())
+
+
+def parse(trained: TreeParser, sentences: Sequence[Sentence], size: int) -> float:
+    """The seconds that it takes to parse sentences, so many at once."""
+    start, lines = time.perf_counter(), 0
+    for first in range(0, len(sentences), size):
+        answers = trained.answer(sentences[first : first + size], first)
+        lines += sum(written(answer).count("\n") for answer in answers)
+    assert lines >= sum(len(sentence.places) for sentence in sentences)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
