@@ -7,6 +7,7 @@ standard error and exit code 2; anything else is a bug and keeps its traceback.
 import json
 import shlex
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,16 +108,28 @@ def train(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[pace]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, disable=quiet or not sys.stderr.isatty(), console=console(stderr=True)) as bar:
-        task = bar.add_task("loading", total=None)
+        task = bar.add_task("loading", total=None, pace="")
+        first: list[tuple[float, int]] = []
 
         def tell(line: dict[str, Any]) -> None:
-            score = f", validation {line['score']:.3f}" if "score" in line else ""
             bar.update(task, completed=line["step"], total=line["steps"])
-            if "loss" in line and (score or line["step"] == 1):
-                bar.update(task, description=f"loss {line['loss']:.3f}{score}")
+            if "tokens" in line:
+                now, tokens = time.monotonic(), line["tokens"]
+                if first:
+                    start, before = first[0]
+                    bar.update(task, pace=f"{(tokens - before) / (now - start):,.0f} tokens/s")
+                else:
+                    first.append((now, tokens))
+            if "score" in line:
+                told = {name: value for name, value in line.items() if name not in ("step", "steps", "loss", "score")}
+                others = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in told.items())
+                bar.update(task, description=f"loss {line['loss']:.3f}, validation {line['score']:.3f}{others}")
+            elif "loss" in line and line["step"] == 1:
+                bar.update(task, description=f"loss {line['loss']:.3f}")
 
         result = run(settings, out, tell)
     if not quiet:
@@ -129,6 +142,9 @@ def compare(
     tag: Annotated[str | None, typer.Option(help="words to tag instead: ud-english-ewt, a folder, a file")] = None,
     parse: Annotated[
         str | None, typer.Option(help="sentences to parse instead: ud-english-ewt, a folder, a file")
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option(help="images to label instead: digits, fashion-mnist, a folder; with --base a ViT")
     ] = None,
     methods: Annotated[str | None, typer.Option(help="names with commas between them; see peftlab ls")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each method")] = 2,
@@ -167,7 +183,8 @@ def compare(
     if len(given) > 1 and given != ["--steps", "--quick"]:
         raise UserError(f"{' and '.join(given)} both say how long to train: give one of them")
     out = out or Path("comparison-quick" if quick else "comparison")
-    kinds = {name: names for name, names in (("task", task), ("tag", tag), ("parse", parse)) if names is not None}
+    given_kinds = {"task": task, "tag": tag, "parse": parse, "images": images}
+    kinds = {name: names for name, names in given_kinds.items() if names is not None}
     if len(kinds) > 1:
         raise UserError(f"{' and '.join(f'--{name}' for name in kinds)} both say what to learn: give one of them")
     ((kind, names),) = kinds.items() or [("task", "reviews")]

@@ -93,6 +93,17 @@ def test_fashion_mnist_is_found_and_its_labels_have_names(tmp_path, monkeypatch)
     assert (data.labels[0], data.labels[-1], data.name) == ("T-shirt", "ankle boot", "fashion-mnist")
 
 
+def test_of_some_classes_the_same_rows_stay_in_each_part_and_are_numbered_as_asked():
+    whole, data = load_pictures("digits"), load_pictures("digits", classes=["8", "3"])
+    assert data.labels == ("8", "3")
+    parts = [(whole.train, data.train), (whole.tests["test"], data.tests["test"])]
+    for before, after in parts:
+        numbers = [i for i, label in enumerate(before.labels) if label in (3, 8)]
+        assert after.rows == [before.rows[i] for i in numbers]
+        assert after.labels == [0 if before.labels[i] == 8 else 1 for i in numbers]
+        assert torch.equal(after.pixels, before.pixels[numbers])
+
+
 WHOLE = idx(shades(3, 2, 2))
 DAMAGED = {
     "cut": (WHOLE[:-1], "says that it has 3×2×2 values, and has not"),
@@ -216,6 +227,10 @@ def test_every_bad_image_is_told_by_its_path_and_the_config_says_what_then(tmp_p
         ("single", {"size": 8}, "has images of 1 class.es. to train on: there must be two"),
         ("half", {}, "has no train-labels-idx1-ubyte.gz"),
         ("uneven", {}, "has 3 images and 2 labels"),
+        ("flat", {"size": 8, "classes": ["bright", "drak"]}, "unknown class of flat .*'drak': did you mean 'dark'"),
+        ("flat", {"size": 8, "classes": ["dark"]}, "images.classes is dark: name two or more, each once"),
+        ("flat", {"size": 8, "classes": ["dark", "dark"]}, "is dark, dark: name two or more, each once"),
+        ("gap", {"classes": ["0", "1"]}, "a part of gap has no image of '1': leave it out"),
     ],
 )
 def test_a_mistake_is_told(tmp_path, name, choices, message):
@@ -225,6 +240,7 @@ def test_a_mistake_is_told(tmp_path, name, choices, message):
     write_idx(tmp_path / "half", shades(3, 2, 2), numpy.zeros(3, numpy.uint8), "train", False)
     (tmp_path / "half" / "train-labels-idx1-ubyte").unlink()
     write_idx(tmp_path / "uneven", shades(3, 2, 2), numpy.zeros(2, numpy.uint8), "train", False)
+    write_idx(tmp_path / "gap", shades(9, 2, 2), numpy.array([0, 2, 0, 2, 0, 2, 0, 2, 2], numpy.uint8), "train", False)
     with pytest.raises(UserError, match=message):
         load_pictures(name if name == "digts" else str(tmp_path / name), **choices)
 

@@ -16,8 +16,9 @@ from small import left_alone_and_interrupted
 
 import peftlab
 from peftlab.data.examples import limit
-from peftlab.data.pictures import load_pictures
+from peftlab.data.pictures import CLOTHES, load_pictures
 from peftlab.errors import UserError
+from peftlab.models.own import make
 from peftlab.report.attention import write
 from peftlab.train.artefact import open_run
 from peftlab.train.config import Config, make_config, read_config_file
@@ -76,13 +77,18 @@ def test_a_vit_of_one_s_own_learns_digits_and_predicts_files(tmp_path, files):
     assert base.config.image == 8
 
 
-@pytest.mark.parametrize("content", [{}, {"method": {"name": "lora"}}], ids=["own", "lora"])
+CNN = {"kind": "cnn", "dim": 16, "stages": 2, "blocks": 1, "groups": 4}
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"model": CNN}, {"method": {"name": "lora"}, "model": None}], ids=["own", "cnn", "lora"]
+)
 def test_an_interrupted_run_ends_with_the_same_bits(vit, tmp_path, content):
-    base = {"base": str(vit), "model": None} if content else {}
+    base = {"base": str(vit)} if "method" in content else {}
     config = digits(content | base, LIMIT | {"augment": True, "flip": True}, checkpoint=0)
     whole, again = left_alone_and_interrupted(config, tmp_path, at=4)
     assert (whole["curve"], whole["predictions"]) == (again["curve"], again["predictions"])
-    file = "adapter/adapter_model.safetensors" if content else "model/model.safetensors"
+    file = "adapter/adapter_model.safetensors" if base else "model/model.safetensors"
     assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
     still = run(digits(content | base, checkpoint=0), tmp_path / "still")
     assert still["curve"] != whole["curve"], "augmentation changes what is seen"
@@ -162,6 +168,28 @@ def test_a_run_s_model_is_a_base_for_another(tmp_path, files):
         export_run(tmp_path / "run", tmp_path / "out", "merged")
 
 
+def test_a_cnn_is_trained_opened_again_and_its_head_on_other_classes(tmp_path, files):
+    result = run(digits({"model": CNN}, {}, steps=100, batch=64), tmp_path / "own")
+    assert result["accuracy"] > 0.5
+    found = [answer["label"] for answer in answer_lines(tmp_path / "own", iter(files))]
+    assert found == [str(label) for label in result["predictions"]["test"][:20]]
+    base = {"base": str(tmp_path / "own" / "model"), "model": None, "method": {"name": "head"}}
+    run(digits(base, LIMIT | {"classes": ["3", "8"]}, steps=2), tmp_path / "run")
+    assert {answer["label"] for answer in answer_lines(tmp_path / "run", iter(files))} <= {"3", "8"}
+    with pytest.raises(UserError, match="has a network of convolutions, which has no attention"):
+        look(tmp_path / "own", iter(files[:1]))
+
+
+def test_a_model_of_some_classes_is_adapted_to_others(tmp_path, files):
+    own = run(digits(images=LIMIT | {"classes": ["5", "0", "4"]}), tmp_path / "own")
+    assert own["labels"] == ["5", "0", "4"]
+    base = {"base": str(tmp_path / "own" / "model"), "model": None, "method": {"name": "lora"}}
+    result = run(digits(base, LIMIT | {"classes": ["8", "1"]}, steps=1, evaluations=1), tmp_path / "run")
+    assert set(result["predictions"]["test"]) <= {0, 1}
+    assert {answer["label"] for answer in answer_lines(tmp_path / "run", iter(files))} <= {"8", "1"}
+    assert read_config_file(tmp_path / "run" / "config.toml").images.classes == ("8", "1")
+
+
 @pytest.mark.parametrize(("method", "pool"), [("lora", "first"), ("prompt", "mean")])
 def test_the_page_of_attention_lies_over_the_image(vit, tmp_path, files, method, pool):
     config = digits({"base": str(vit), "model": None, "method": {"name": method}}, pool=pool, steps=1, evaluations=1)
@@ -204,12 +232,14 @@ def test_predict_on_the_command_line_tells_a_file_that_is_no_image(tmp_path, fil
     ("content", "message"),
     [
         ({"base": "tiny", "model": None}, "is of the kind Encoder: give a ViT, a DeiT, or a .model. to train"),
-        ({"model": MODEL | {"kind": "decoder"}}, "unknown kind in .model. 'decoder': .there are vit"),
+        ({"model": MODEL | {"kind": "decoder"}}, "unknown kind in .model. 'decoder': .there are vit, cnn"),
         ({"model": MODEL | {"image": 8}}, "unknown key of .model. for a vit 'image'"),
         ({"model": MODEL | {"patch": 9}}, "patch is 9, image is 8: an image must have a whole patch"),
         ({"model": MODEL | {"channels": 2}}, "channels is 2: an image has 1 .grey. or 3 .colours."),
         ({"method": {"name": "lora"}}, "lora adapts a base, and a .model. of one's own has none: use full"),
         ({"images": {"name": "nowhere"}}, "unknown images 'nowhere'"),
+        ({"images": {"classes": ["3"]}}, "images.classes in .* is .'3'.: .*at least 2"),
+        ({"images": {"classes": ["3", "8", "1O"]}}, "unknown class of digits in images.classes '1O'"),
         ({"images": {"nam": "digits"}}, "unknown key of .images. .*'nam': did you mean 'name'"),
         ({"images": None}, "texts are labelled by a base, and a .model. of one's own is none"),
         ({"translate": {}}, "has .translate. and .images.: a run has one task"),
@@ -221,7 +251,9 @@ def test_mistakes_are_told_before_training(tiny, tmp_path, content, message):
         run(digits(content), tmp_path / "run")
 
 
-def test_the_config_of_the_digits_is_whole():
-    config = read_config_file(Path(__file__).parents[2] / "configs" / "digits.toml")
+@pytest.mark.parametrize("name", ["digits", "fashion-mnist", "fashion-eight", "fashion-cnn"])
+def test_the_committed_configs_are_whole(name):
+    config = read_config_file(Path(__file__).parents[2] / "configs" / f"{name}.toml")
     assert config.images is not None
-    assert config.model is not None
+    assert set(config.images.classes or ()) <= set(CLOTHES) - {"T-shirt", "shirt"}
+    assert make(config.model, {"image": 28}).reads_images

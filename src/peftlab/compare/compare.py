@@ -14,21 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from peftlab.compare.budget import parse, spend
-from peftlab.compare.gather import Compared, gather
+from peftlab.compare.gather import gather
 from peftlab.compare.grid import Job, plan, run_grid
 from peftlab.compare.results import Comparison
 from peftlab.compare.watch import watching
 from peftlab.data.files import make_folder, writing_to
-from peftlab.data.glue import first_rows
 from peftlab.errors import UserError, unknown
 from peftlab.models.base import base_fingerprint, load
 from peftlab.peft import METHODS
 from peftlab.peft.attach import build
 from peftlab.train.config import TASKS, Config
 from peftlab.train.lock import locked
-from peftlab.train.on_words import OnWords
 from peftlab.train.run import finished, open_work, settle
+from peftlab.train.work import Comparable
 
+SHOWN = 3
+"""training rows that are shown first"""
 TESTED = 1500
 """test rows of a comparison by steps: enough for ± 2.5 points, and testing takes an eighth of the time"""
 
@@ -40,7 +41,7 @@ class Question:
     tasks: Sequence[dict[str, Any]]
     """the settings of each task: its name, and of a file its columns"""
     kind: str = "task"
-    """what is asked of them, a section of a configuration: task, tag or parse"""
+    """what is asked of them, a section of a configuration: task, tag, parse or images"""
     methods: Sequence[str] | None = None
     """None: those that a comparison has by default"""
     seeds: int = 2
@@ -132,12 +133,12 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
     with writing_to(out), locked(out):
         base, base_hash = load(question.base), base_fingerprint(question.base)
         jobs = question.jobs(out)
-        works: dict[str, Compared] = {}
+        works: dict[str, Comparable] = {}
         hashes = {question.base: base_hash}
         for job in jobs:
             if job.task not in works:
                 work = open_work(job.config)
-                assert isinstance(work, Compared)
+                assert isinstance(work, Comparable)
                 show(work)
                 works[job.task], hashes[work.name] = work, work.hashes()[0]
             complete = settle(job.config, job.folder)
@@ -150,14 +151,8 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
         return gather(jobs, works, hashes, command, question.quick)
 
 
-def show(work: Compared) -> None:
+def show(work: Comparable) -> None:
     """What the rows look like, before anything runs."""
     print(f"{work.name}: {work.data.about}", file=sys.stderr)
-    if isinstance(work, OnWords):
-        first: list[Any] = list(work.data.train[:3])
-        rows = [work.shown(sentence) for sentence in first]
-    else:
-        texts = ((text if isinstance(text, str) else " ⇥ ".join(text), label) for text, label in first_rows(work.data))
-        rows = [f"{label}: {text}" for text, label in texts]
-    for row in rows:
+    for row in work.first(SHOWN):
         print(f"  {row[:110]}{'…' if len(row) > 110 else ''}", file=sys.stderr)

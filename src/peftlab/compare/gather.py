@@ -12,21 +12,14 @@ from typing import Any
 from peftlab.compare.grid import Job
 from peftlab.compare.results import ComparedTask, Comparison, RunResult
 from peftlab.compare.statistics import collapsed, no_better
-from peftlab.train.classifying import Classifying
 from peftlab.train.config import read_config_file
-from peftlab.train.on_words import OnWords
-from peftlab.train.parsing import Parsing
-from peftlab.train.tagging import Tagging
+from peftlab.train.work import Comparable
 
 LIBRARIES = ("peftlab", "torch", "tokenizers", "safetensors", "numpy", "scipy")
 
 
-Compared = Classifying | Tagging | Parsing
-"""what methods can be compared on"""
-
-
 def gather(
-    jobs: Sequence[Job], works: dict[str, Compared], hashes: dict[str, str], command: str, quick: bool
+    jobs: Sequence[Job], works: dict[str, Comparable], hashes: dict[str, str], command: str, quick: bool
 ) -> Comparison:
     """The comparison that the jobs make together; the works by the name that each configuration gives its task."""
     tasks = {work.name: compared(work) for work in works.values()}
@@ -45,46 +38,35 @@ def gather(
     )
 
 
-def compared(work: Compared) -> ComparedTask:
+def compared(work: Comparable) -> ComparedTask:
     """The test rows of a task, its parts one after the other."""
-    parts: list[Any] = list(work.data.tests.values())
-    splits = {name: len(part) for name, part in work.data.tests.items()} if len(parts) > 1 else {}
-    if isinstance(work, OnWords):
-        return ComparedTask(
-            name=work.name,
-            labels=[],
-            gold=[row.there for part in parts for row in work.tally([work.nothing] * len(part), part)],
-            metric=work.metric,
-            texts=[" ".join(sentence.words) for part in parts for sentence in part],
-            splits=splits,
-            majority=sum(map(work.majority, parts)) / len(parts),
-        )
+    tests = work.data.tests
+    majorities = [score for part in tests.values() if (score := work.majority(part)) is not None]
     return ComparedTask(
         name=work.name,
-        labels=list(work.data.labels),
-        gold=[label for part in parts for label in part.labels],
-        metric=work.data.metric,
-        texts=[text for part in parts for text in part.texts],
-        splits=splits,
+        labels=list(work.labels),
+        gold=[gold for part in tests.values() for gold in work.gold(part)],
+        metric=work.metric,
+        texts=[text for part in tests.values() for text in work.texts(part)],
+        splits={name: len(part) for name, part in tests.items()} if len(tests) > 1 else {},
+        majority=sum(majorities) / len(majorities) if majorities else None,
     )
 
 
-def result_of(job: Job, work: Compared, task: ComparedTask) -> RunResult:
+def result_of(job: Job, work: Comparable, task: ComparedTask) -> RunResult:
     """What a run left in its folder."""
     names = {"method": job.config.method["name"], "task": task.name, "seed": job.config.train.seed}
     if job.state != "done":
         return RunResult(**names, status="failed", note=job.note, run=str(job.folder))
     found, config = read(job.folder / "result.json"), read_config_file(job.folder / "config.toml")
     losses = [point["loss"] for point in found["curve"]]
-    parts: dict[str, list[Any]] = found["predictions"]
-    if isinstance(work, OnWords):
-        tests: dict[str, Any] = work.data.tests
-        tallies = [row for name, answers in parts.items() for row in work.tally(answers, tests[name])]
-        predictions: list[Any] = [(row.given, row.right) for row in tallies]
-        note = no_better(found[task.metric], task.majority_score(), losses)
-    else:
-        predictions = [label for part in parts.values() for label in part]
+    answers: dict[str, list[Any]] = found["predictions"]
+    outcomes = [work.outcomes(answers[name], part) for name, part in work.data.tests.items()]
+    predictions: list[Any] = [row for part in outcomes for row in part]
+    if task.labels:
         note = collapsed(predictions, task.gold, losses)
+    else:
+        note = no_better(found[task.metric], task.majority_score(), losses)
     costs = ("trainable", "trainable_without_head", "base_parameters", "adapter_bytes", "peak_memory")
     times = ("ms_step", "tokens_second", "seconds", "steps")
     return RunResult(

@@ -32,17 +32,13 @@ POLL = 0.2
 PRELOADED = ["peftlab.compare.grid", "torch._dynamo"]
 """what a run takes seconds to import (the second comes with torch's optimizers): imported once, then forked"""
 
-
+KINDS = ("task", "tag", "parse", "images")
+"""sections of a configuration on which methods can be compared"""
 GRID = {
     "base": "--base",
     "method": "--methods",
     "method.name": "--methods",
-    "task": "--task",
-    "task.name": "--task",
-    "tag": "--tag",
-    "tag.name": "--tag",
-    "parse": "--parse",
-    "parse.name": "--parse",
+    **{f"{kind}{key}": f"--{kind}" for kind in KINDS for key in ("", ".name")},
     "train": "train.key=value",
     "train.seed": "--seeds",
 }

@@ -3,7 +3,9 @@
     [cat] = read_images([Path("cat.jpg")], size=32, channels=3)        # torch.uint8 [3, 32, 32]
 
 An image is taken as a viewer shows it: the first frame, turned as its camera held it, transparent over white, 16 bits
-a channel as 8. It is then squeezed into a square, as ViT's own preprocessor does.
+a channel as 8. It is then squeezed into a square, as ViT's own preprocessor does. Threads do it, and not processes:
+Pillow lets go of Python's lock while it decodes, converts and resizes, so that they have all cores, while a process
+would first have to start, for seconds, and then to send all pixels back.
 
 Shapes: C channels, S × S pixels.
 """
@@ -14,8 +16,9 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +36,18 @@ MODES = {1: "L", 3: "RGB"}
 """channels → as Pillow calls it: grey, or colours"""
 
 
-def read_images(paths: Sequence[Path], size: int, channels: int) -> list[Tensor | UserError]:
+class Packed(NamedTuple):
+    """An image file inside another file."""
+
+    name: str
+    """where it is, for messages"""
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def read_images(files: Sequence[Path | Packed], size: int, channels: int) -> list[Tensor | UserError]:
     """The pixels [C, S, S] of each file, or what is wrong with it; Pillow decodes in several threads at once."""
     from PIL import Image
 
@@ -41,27 +55,27 @@ def read_images(paths: Sequence[Path], size: int, channels: int) -> list[Tensor 
         raise UserError(f"channels is {channels!r}: an image has 1 (grey) or 3 (colours)")
     with warnings.catch_warnings(), ThreadPoolExecutor() as pool:
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        return list(pool.map(partial(pixels_or_reason, size=size, channels=channels), paths))
+        return list(pool.map(partial(pixels_or_reason, size=size, channels=channels), files))
 
 
-def pixels_or_reason(path: Path, size: int, channels: int) -> Tensor | UserError:
+def pixels_or_reason(file: Path | Packed, size: int, channels: int) -> Tensor | UserError:
     """The pixels of a file, or what is wrong with it."""
     from PIL import Image, UnidentifiedImageError
 
-    if not is_file(path):
-        return UserError(f"{path} is missing: give an image file")
+    if isinstance(file, Path) and not is_file(file):
+        return UserError(f"{file} is missing: give an image file")
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(BytesIO(file.content) if isinstance(file, Packed) else file, formats=FORMATS) as image:
             if max(image.size) == 1:
-                return UserError(f"{path} has one pixel: there is nothing to see in it")
+                return UserError(f"{file} has one pixel: there is nothing to see in it")
             return to_pixels(opaque(image), size, channels)
     except UnidentifiedImageError:
-        return UserError(f"{path} is no image, whatever its name says: there are {', '.join(FORMATS)}")
+        return UserError(f"{file} is no image, whatever its name says: there are {', '.join(FORMATS)}")
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         most = (Image.MAX_IMAGE_PIXELS or 0) / 1e6
-        return UserError(f"{path} has more than {most:.0f} million pixels and is not decoded: make it smaller")
+        return UserError(f"{file} has more than {most:.0f} million pixels and is not decoded: make it smaller")
     except Exception as error:  # whatever a damaged file makes of Pillow
-        return UserError(f"{path} is damaged: {' '.join(str(error).split()) or type(error).__name__}")
+        return UserError(f"{file} is damaged: {' '.join(str(error).split()) or type(error).__name__}")
 
 
 def opaque(image: Image.Image) -> Image.Image:

@@ -4,6 +4,7 @@
     load_pictures("fashion-mnist")                    Debian's dataset-fashion-mnist, or a folder of $PEFTLAB_DATA
     load_pictures("mnist/")                           a folder of IDX files, train-images-idx3-ubyte(.gz) …
     load_pictures("flowers/", size=32)                a folder of class folders, or train/ and test/ with such folders
+    load_pictures("uoft-cs/cifar10", size=32)         a data set of the hub, or a folder of Parquet files like its
 
 Whatever is wrong with a file is told with its path, before anything runs.
 
@@ -20,8 +21,8 @@ import re
 import struct
 import warnings
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from torch import Tensor
 
 from peftlab.data.decode import MODES, SUFFIXES, read_images
 from peftlab.data.examples import Labelled, split_stratified
+from peftlab.data.packed_images import find_columns, parquet_files, read_packed
+from peftlab.data.sources import HUB_ID, fetch_data
 from peftlab.errors import UserError, unknown
 
 NAMES = ("digits", "fashion-mnist")
@@ -73,11 +76,15 @@ class Pictures:
 
 
 def load_pictures(
-    name: str, size: int | None = None, channels: int | None = None, broken: str = "stop"
+    name: str,
+    size: int | None = None,
+    channels: int | None = None,
+    broken: str = "stop",
+    classes: Sequence[str] | None = None,
 ) -> Labelled[Pictures]:
     """The images of a data set, split. Files are decoded to this size and channels [3]; digits and IDX have their own.
 
-    With `broken` "skip" a file that can't be used is told and left out.
+    With `broken` "skip" a file that can't be used is told and left out; with `classes` there are no images of others.
     """
     if channels is not None and channels not in MODES:
         raise UserError(f"channels is {channels!r}: an image has 1 (grey) or 3 (colours)")
@@ -90,14 +97,36 @@ def load_pictures(
         else:
             if size is None:
                 raise UserError(f"the images of {folder} may have any size: say which they are to have, images.size")
-            parts, labels = read_folders(folder, size, channels or 3, broken)
+            read = read_parquet if parquet_files(folder) else read_folders
+            parts, labels = read(folder, size, channels or 3, broken)
     train, about = parts.pop("train"), name
     if len(set(train.labels)) < 2:
         raise UserError(f"{name} has images of {len(set(train.labels))} class(es) to train on: there must be two")
     if not parts:
         train, parts["test"] = split_stratified(train, TEST_SHARE, seed=0)
         about += f", {TEST_SHARE:.0%} of each class drawn as the test"
-    return Labelled(Path(name).name or name, train, parts, labels, "accuracy", about)
+    data = Labelled(Path(name).name or name, train, parts, labels, "accuracy", about)
+    return data if classes is None else only(data, tuple(classes))
+
+
+def only(data: Labelled[Pictures], classes: tuple[str, ...]) -> Labelled[Pictures]:
+    """The images of some classes, numbered as these are given. What was a test is one still: it was drawn before."""
+    for name in classes:
+        if name not in data.labels:
+            raise unknown(f"class of {data.name} in images.classes", name, data.labels)
+    if not 2 <= len(set(classes)) == len(classes):
+        raise UserError(f"images.classes is {', '.join(classes) or 'empty'}: name two or more, each once")
+    numbers = {data.labels.index(name): number for number, name in enumerate(classes)}
+
+    def kept(part: Pictures) -> Pictures:
+        found = part.take([i for i, label in enumerate(part.labels) if label in numbers])
+        if set(found.labels) != numbers.keys():
+            lacking = next(name for name in classes if data.labels.index(name) not in found.labels)
+            raise UserError(f"a part of {data.name} has no image of {lacking!r}: leave it out of images.classes")
+        return replace(found, labels=[numbers[label] for label in found.labels])
+
+    tests = {split: kept(part) for split, part in data.tests.items()}
+    return replace(data, train=kept(data.train), tests=tests, labels=classes)
 
 
 def find(name: str) -> Path:
@@ -111,8 +140,10 @@ def find(name: str) -> Path:
             f"{name} is not here: apt install dataset-{name}, or give the folder of its IDX files as images.name"
         )
     folder = Path(name).expanduser()
+    if not folder.is_dir() and HUB_ID.fullmatch(name):
+        folder = fetch_data(name)
     if not folder.is_dir():
-        raise UserError(f"{unknown('images', name, NAMES)}, and it is no folder that exists")
+        raise UserError(f"{unknown('images', name, NAMES)}, and it is no folder that exists and no hub id (owner/name)")
     return folder
 
 
@@ -181,7 +212,7 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
     return torch.frombuffer(bytearray(values), dtype=torch.uint8).reshape(shape)
 
 
-# Folders
+# Folders of image files, and of Parquet files with image files in them
 
 
 def read_folders(folder: Path, size: int, channels: int, broken: str) -> tuple[dict[str, Pictures], tuple[str, ...]]:
@@ -217,17 +248,35 @@ def read_classes(
     files: dict[str, list[Path]], labels: tuple[str, ...], size: int, channels: int, broken: str
 ) -> Pictures:
     """The images of all classes, without those that can't be used."""
+    found = (
+        (pixels, labels.index(name)) for name, paths in files.items() for pixels in read_images(paths, size, channels)
+    )
+    return gathered(found, ", ".join(files), broken)
+
+
+def read_parquet(folder: Path, size: int, channels: int, broken: str) -> tuple[dict[str, Pictures], tuple[str, ...]]:
+    """The parts of Parquet files, and the names of the classes."""
+    files = parquet_files(folder)
+    columns = find_columns(files["train"])
+
+    def part(paths: list[Path]) -> Pictures:
+        return gathered(read_packed(paths, columns, size, channels), ", ".join(map(str, paths)), broken)
+
+    return {split: part(paths) for split, paths in files.items()}, columns.names
+
+
+def gathered(found: Iterable[tuple[Tensor | UserError, int]], where: str, broken: str) -> Pictures:
+    """Images with their labels, without those that can't be used."""
     kept: list[Tensor] = []
     numbers: list[int] = []
-    for name, paths in files.items():
-        for found in read_images(paths, size, channels):
-            if isinstance(found, UserError):
-                refuse(found, broken)
-            else:
-                kept.append(found)
-                numbers.append(labels.index(name))
+    for pixels, number in found:
+        if isinstance(pixels, UserError):
+            refuse(pixels, broken)
+        else:
+            kept.append(pixels)
+            numbers.append(number)
     if not kept:
-        raise UserError(f"no image of {', '.join(map(str, files))} can be read: give others")
+        raise UserError(f"no image of {where} can be read: give others")
     return Pictures(torch.stack(kept), numbers, [*range(1, len(kept) + 1)])
 
 

@@ -53,11 +53,16 @@ class ViTConfig(BlocksConfig):
         if self.patch > self.image:
             raise UserError(f"patch is {self.patch}, image is {self.image}: an image must have a whole patch")
 
+    def tokens(self, side: int) -> int:
+        """How many an image of this side becomes, with the marks."""
+        return 1 + self.distilled + (side // self.patch) ** 2
+
 
 class ViT(Reader):
     """A reader of images."""
 
     config: ViTConfig
+    reads_images = True
 
     def __init__(self, config: ViTConfig) -> None:
         c = config

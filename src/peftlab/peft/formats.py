@@ -39,11 +39,11 @@ from peftlab.layers.addition import Addition
 from peftlab.models.base import Base
 from peftlab.models.heads import Classifier, Labels
 from peftlab.models.model import Attached, Model
+from peftlab.models.own import OWN
 from peftlab.models.parser import Parser
 from peftlab.models.sentence import dense_folders
 from peftlab.models.stack import StackConfig
 from peftlab.models.tagger import Tagger
-from peftlab.models.vit import ViT
 from peftlab.models.writer import Writer
 from peftlab.peft import make_method
 from peftlab.peft.attach import build, check_name, detach, known, put, refuse_merged
@@ -160,9 +160,11 @@ def own_config(base: Base) -> dict[str, Any]:
 
 def why_only_ours(base: Base, attached: Attached) -> str | None:
     """Why an adapter is written in our own format alone; None if stock `peft` can load it."""
-    if isinstance(base.model, Writer | ViT):
+    if isinstance(base.model, Writer) or base.model.reads_images:
         kind = "writes" if isinstance(base.model, Writer) else "reads images"
         return f"that of a model that {kind} is kept in our own format"
+    if base.family == OWN:
+        return "that of a model of one's own is kept in our own format"
     return why_not_stock(base, attached)
 
 

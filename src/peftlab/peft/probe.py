@@ -21,7 +21,6 @@ from peftlab.data.batch import Batch, Images
 from peftlab.errors import UserError
 from peftlab.models.base import Base
 from peftlab.models.model import Model
-from peftlab.models.vit import ViT
 from peftlab.models.writer import Writer
 from peftlab.peft.attach import activate
 
@@ -34,12 +33,12 @@ WRITTEN = 3
 
 def probe_vocabulary(base: Base) -> int:
     """How many numbers a probe may be made of: tokens, or shades of a pixel."""
-    return 256 if isinstance(base.model, ViT) else base.tokenizer.vocab_size
+    return 256 if base.model.reads_images else base.tokenizer.vocab_size
 
 
 def probe_ids(base: Base, name: str) -> list[list[int]]:
     """The texts as token ids, kept with the adapter, so that its probes do not change with a later version."""
-    if isinstance(base.model, ViT):
+    if base.model.reads_images:
         return [list(text.encode()) for text in TEXTS]
     batch = base.tokenizer.encode(TEXTS)
     with alone(base.model, name):
@@ -52,7 +51,7 @@ def probe_output(model: Model, name: str, ids: list[list[int]]) -> Tensor:
     """What the adapter alone gives in evaluation mode for each probe."""
     device = next(model.parameters()).device
     with alone(model, name):
-        if isinstance(model, ViT):
+        if model.reads_images:
             return read(model, probe_images(model, ids).to(device)).float().cpu()
         batch = probe_batch(ids).to(device)
         return (written(model, batch) if isinstance(model, Writer) else read(model, batch)).float().cpu()
@@ -66,7 +65,7 @@ def probe_batch(ids: list[list[int]]) -> Batch:
     return Batch(padded, mask)
 
 
-def probe_images(model: ViT, ids: list[list[int]]) -> Images:
+def probe_images(model: Model, ids: list[list[int]]) -> Images:
     """Rows of shades, over and over until an image [C, S, S] is full, from −1 to 1."""
     C, S = model.config.channels, model.config.image
     full = [torch.tensor(row).repeat(C * S * S // len(row) + 1)[: C * S * S] for row in ids]

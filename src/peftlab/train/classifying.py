@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Generic
 
 from peftlab.data.examples import Examples, Labelled, P, limit, split_stratified
-from peftlab.data.glue import load_task
+from peftlab.data.glue import first_rows, load_task
 from peftlab.errors import UserError
 from peftlab.models.base import Base, load
 from peftlab.models.heads import Classifier
@@ -17,7 +18,7 @@ from peftlab.train.artefact import adapt
 from peftlab.train.config import Config
 from peftlab.train.loop import Training, ask
 from peftlab.train.stop import Stop
-from peftlab.train.work import Work
+from peftlab.train.work import Comparable
 
 
 def load_data(config: Config) -> Labelled:
@@ -36,13 +37,13 @@ def limited(data: Labelled[P], most: int | None, most_tested: int | None) -> Lab
     return data
 
 
-class Labelling(Work, Generic[P]):
+class Labelling(Comparable, Generic[P]):
     """One label for each row, of texts or of images."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.data = self.read()
-        self.name = self.data.name
+        self.data: Labelled[P] = self.read()
+        self.name, self.metric, self.labels = self.data.name, self.data.metric, self.data.labels
 
     @abstractmethod
     def read(self) -> Labelled[P]:
@@ -79,6 +80,15 @@ class Labelling(Work, Generic[P]):
         said = f"accuracy {means['accuracy']:.4f}, macro F1 {means['f1']:.4f}"
         return {**means, "said": said, "tests": tests, "predictions": answers, "labels": list(self.data.labels)}
 
+    def gold(self, part: P) -> list[int]:
+        return part.labels
+
+    def outcomes(self, answers: Sequence[int], part: P) -> list[int]:
+        return list(answers)
+
+    def majority(self, part: P) -> None:
+        return None
+
 
 class Classifying(Labelling[Examples]):
     """Labels for texts."""
@@ -93,3 +103,10 @@ class Classifying(Labelling[Examples]):
 
     def encoded(self, part: Examples, training: bool = False) -> Encoded:
         return encode(self.base.tokenizer, part, min(self.config.task.max_length, self.base.room))
+
+    def texts(self, part: Examples) -> list[Any]:
+        return list(part.texts)
+
+    def first(self, count: int) -> list[str]:
+        rows = first_rows(self.data, count)
+        return [f"{label}: {text if isinstance(text, str) else ' ⇥ '.join(text)}" for text, label in rows]

@@ -23,6 +23,7 @@ from torch import Tensor
 from peftlab.data.batch import Batch, Pair
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
+from peftlab.models.encoder import Reader
 from peftlab.train.annotate import Annotator, Given
 from peftlab.train.artefact import ADAPTER
 from peftlab.train.predict import Answer, Continuer, Labeller, Line, Translator, Viewer, open_finished, unsplit
@@ -81,6 +82,8 @@ def look(folder: Path, lines: Iterator[Given]) -> list[Seen]:
         raise UserError(f"{folder} answers for words, and its attention has no page: use --html instead")
     if isinstance(trained, Continuer):
         raise UserError(f"{folder} is a language model, whose attention has no page: leave --attention out")
+    if isinstance(trained, Viewer) and not isinstance(trained.base.model, Reader):
+        raise UserError(f"{folder} has a network of convolutions, which has no attention: leave --attention out")
     if isinstance(trained, Viewer):
         return [look_viewing(trained, text, number) for number, text in enumerate(texts)]
     if isinstance(trained, Labeller):

@@ -19,16 +19,15 @@ from peftlab.train.artefact import adapt
 from peftlab.train.config import Config, Sentences
 from peftlab.train.loop import Training, ask
 from peftlab.train.stop import Stop
-from peftlab.train.work import Work
+from peftlab.train.work import Comparable
 
 S = TypeVar("S", Tagged, Sentence)
 
 
-class OnWords(Work, Generic[S]):
+class OnWords(Comparable, Generic[S]):
     """Sentences, with an answer for each word."""
 
-    metric: str
-    """by which methods are compared"""
+    labels = ()
     nothing: Any
     """an answer that says nothing of any word"""
 
@@ -49,8 +48,21 @@ class OnWords(Work, Generic[S]):
         """What of a sentence the run depends on."""
 
     @abstractmethod
-    def shown(self, sentence: S) -> str:
-        """A sentence with its answers in one line."""
+    def answers(self, sentence: S) -> list[str]:
+        """What is to be said of each word."""
+
+    def first(self, count: int) -> list[str]:
+        rows = self.data.train[:count]
+        return [" ".join(map("/".join, zip(row.words, self.answers(row), strict=True))) for row in rows]
+
+    def texts(self, part: list[S]) -> list[Any]:
+        return [" ".join(sentence.words) for sentence in part]
+
+    def gold(self, part: list[S]) -> list[int]:
+        return [row.there for row in self.tally([self.nothing] * len(part), part)]
+
+    def outcomes(self, answers: Sequence[Any], part: list[S]) -> list[tuple[int, int]]:
+        return [(row.given, row.right) for row in self.tally(answers, part)]
 
     @abstractmethod
     def head(self) -> Labels:
@@ -71,10 +83,6 @@ class OnWords(Work, Generic[S]):
     @abstractmethod
     def tally(self, answers: Sequence[Any], part: list[S]) -> list[Tally]:
         """Of each sentence what `metric` is made of."""
-
-    @abstractmethod
-    def majority(self, part: list[S]) -> float:
-        """What giving every word the most frequent answer scores."""
 
     def training(self) -> Training:
         method = self.config.build_method()

@@ -38,8 +38,8 @@ class Parsing(OnWords[Sentence]):
     def content(self, sentence: Sentence) -> list[Any]:
         return [sentence.words, *sentence.tree()]
 
-    def shown(self, sentence: Sentence) -> str:
-        return " ".join(map("/".join, zip(sentence.words, sentence.tree().relations, strict=True)))
+    def answers(self, sentence: Sentence) -> list[str]:
+        return sentence.tree().relations
 
     def head(self) -> Parser:
         settings = self.settings

@@ -38,8 +38,8 @@ class Tagging(OnWords[Tagged]):
     def content(self, sentence: Tagged) -> list[Any]:
         return [sentence.words, sentence.tags]
 
-    def shown(self, sentence: Tagged) -> str:
-        return " ".join(map("/".join, zip(sentence.words, sentence.tags, strict=True)))
+    def answers(self, sentence: Tagged) -> list[str]:
+        return sentence.tags
 
     def head(self) -> Tagger:
         return Tagger(self.names, dropout=self.dropout)
@@ -50,15 +50,15 @@ class Tagging(OnWords[Tagged]):
     def encode(self, tokenizer: Tokenizer, part: list[Tagged], max_length: int) -> Encoded:
         return encode(tokenizer, part, self.names, max_length)
 
-    def gold(self, part: list[Tagged]) -> list[list[str]]:
-        """The tags of a part as they are scored."""
+    def tags(self, part: list[Tagged]) -> list[list[str]]:
+        """Those of a part as they are scored."""
         return [repair(sentence.tags) if self.bio else sentence.tags for sentence in part]
 
     def scores(self, answers: Sequence[list[str]], part: list[Tagged]) -> dict[str, float]:
-        return scores(answers, self.gold(part), self.bio)
+        return scores(answers, self.tags(part), self.bio)
 
     def tally(self, answers: Sequence[list[str]], part: list[Tagged]) -> list[Tally]:
-        return tally(answers, self.gold(part), self.bio)
+        return tally(answers, self.tags(part), self.bio)
 
     def majority(self, part: list[Tagged]) -> float:
         """One tag everywhere finds no entity, or the words that have it."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -61,3 +62,46 @@ class Work(ABC):
     def save(self, folder: Path) -> list[Path]:
         """Write what was trained into the run's folder; gives the folders that it wrote."""
         return save_trained(self.base, trained_folder(folder, self.config))
+
+
+class Data(Protocol):
+    """What a comparison asks of data; a part is of whatever rows the task has."""
+
+    @property
+    def about(self) -> str: ...
+
+    @property
+    def train(self) -> Any: ...
+
+    @property
+    def tests(self) -> Mapping[str, Any]: ...
+
+
+class Comparable(Work):
+    """Work on which methods can be compared, row by row of the test."""
+
+    data: Data
+    metric: str
+    """by which they are compared"""
+    labels: Sequence[str]
+    """of which each row has one; none where a row holds several things to find, such as words or entities"""
+
+    @abstractmethod
+    def first(self, count: int) -> list[str]:
+        """The first rows to train on with what is to be said of them, a line each: a look before anything runs."""
+
+    @abstractmethod
+    def texts(self, part: Any) -> list[Any]:
+        """The rows themselves, or what else tells a reader which they are."""
+
+    @abstractmethod
+    def gold(self, part: Any) -> list[int]:
+        """The label of each row; without labels, how many things it holds."""
+
+    @abstractmethod
+    def outcomes(self, answers: Sequence[Any], part: Any) -> list[int] | list[tuple[int, int]]:
+        """The label that a model gave each row; without labels, how many things it gave and how many are right."""
+
+    @abstractmethod
+    def majority(self, part: Any) -> float | None:
+        """What giving always the most frequent answer scores; None where that follows from `gold`."""
