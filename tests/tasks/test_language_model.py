@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from peftlab.data.text import Text
 from peftlab.data.tokenizer import Tokenizer
-from peftlab.models.model import Output
 from peftlab.models.pretrained import load_checkpoint
 from peftlab.models.writer import Marks
 from peftlab.tasks.language_model import LanguageModel, Packed, pack, perplexities
@@ -66,8 +65,11 @@ class Saying:
     def __init__(self, logits: torch.Tensor) -> None:
         self.logits = logits
 
-    def __call__(self, inputs: None) -> Output:
-        return Output(self.logits, scores=self.logits)
+    def hidden(self, inputs: None) -> torch.Tensor:
+        return self.logits
+
+    def read(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
 
 
 def test_perplexity_is_the_formula():

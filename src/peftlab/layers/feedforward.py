@@ -9,6 +9,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from peftlab.errors import unknown
 from peftlab.layers.dropout import Dropout
@@ -49,3 +50,18 @@ class FeedForward(nn.Module):
 
     def extra_repr(self) -> str:
         return self.name
+
+
+class ChunkedFeedForward(FeedForward):
+    """The same, a chunk of tokens at a time, which the inner activations of no other wait for: the backward pass makes
+    them again (Kitaev et al. 2020, arXiv 2001.04451, section 3).
+    """
+
+    def __init__(self, dim: int, inner: int, activation: str = "gelu", dropout: float = 0.0, chunk: int = 1024) -> None:
+        super().__init__(dim, inner, activation, dropout)
+        self.chunk = chunk
+
+    def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
+        """x [B, T, D]."""
+        whole = super().forward
+        return torch.cat([checkpoint(whole, part, route, use_reentrant=False) for part in x.split(self.chunk, 1)], 1)

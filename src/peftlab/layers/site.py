@@ -41,7 +41,7 @@ class Address:
     layer: int | None
     """the block's number from the input, None outside the blocks"""
     sublayer: str
-    """self, cross or ff; outside the blocks embedding or pooler; empty for the model's own"""
+    """self, local, cross or ff; outside the blocks embedding or pooler; empty for the model's own"""
     part: str
     """q, k, v, o, kv, up, down, norm, out, tokens, head …"""
 
@@ -241,7 +241,7 @@ def hide_empty_sites(module: nn.Module) -> str:
 
 
 GLUE = {"blocks", "sublayer", "site"}
-SUBLAYERS = {"self_attention": "self", "cross_attention": "cross", "feedforward": "ff"}
+SUBLAYERS = {"self_attention": "self", "local_attention": "local", "cross_attention": "cross", "feedforward": "ff"}
 
 
 def name_sites(stack: nn.Module, name: str) -> None:

@@ -193,6 +193,11 @@ class Decoder(Writer):
             x = block(x, mask, source, real, route, looks)
         return self.norm(x, real, route), n
 
+    def hidden(self, batch: Batch) -> Tensor:
+        """[B, T, D] the last hidden states of the batch's tokens, which a loss reads at real ones alone."""
+        x, n = self.states(batch, Source(None, None))
+        return x[:, n:]
+
     def read(self, hidden: Tensor, route: Route | None = None) -> Tensor:
         """[..., D] → [..., V] the scores of all tokens."""
         if self.vocabulary is None:

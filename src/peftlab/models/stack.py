@@ -12,7 +12,7 @@ from torch import nn
 from peftlab.errors import UserError, unknown
 from peftlab.layers.attention import SCORES, Attention
 from peftlab.layers.embedding import POSITIONS, Embedding, LearnedPositions, Table
-from peftlab.layers.feedforward import FeedForward
+from peftlab.layers.feedforward import ChunkedFeedForward, FeedForward
 from peftlab.layers.linear import Linear
 from peftlab.layers.norm import NORMS
 from peftlab.layers.residual import RESIDUALS, Absent, Residual
@@ -46,11 +46,13 @@ class BlocksConfig:
     """on attention weights"""
     inner_dropout: float = 0.0
     """inside the feed-forward network (torch's own layer has it, BERT has not)"""
+    inner_chunk: int = 0
+    """how many tokens of a row go through the feed-forward network at a time, to save memory; 0 is all of them"""
     init_std: float = 0.02
     """standard deviation of the initial weights"""
 
     def __post_init__(self) -> None:
-        self.check_counts("dim", "layers", "heads")
+        self.check_counts("dim", "layers", "heads", *(["inner_chunk"] if self.inner_chunk != 0 else []))
         self.check_choices(norm=NORMS, residual=RESIDUALS, score=SCORES)
 
     def check_counts(self, *names: str) -> None:
@@ -128,9 +130,13 @@ def build_attention(config: BlocksConfig) -> Residual:
 
 def build_feedforward(config: BlocksConfig) -> nn.Module:
     """The feed-forward network of a block."""
-    if not config.inner:
-        return Absent()
-    return wrap(config, FeedForward(config.dim, config.inner, config.activation, config.inner_dropout))
+    return wrap(config, inner_network(config)) if config.inner else Absent()
+
+
+def inner_network(config: BlocksConfig) -> FeedForward:
+    """The network itself, whole or in chunks."""
+    choices = config.dim, config.inner, config.activation, config.inner_dropout
+    return ChunkedFeedForward(*choices, config.inner_chunk) if config.inner_chunk else FeedForward(*choices)
 
 
 def last_norm(config: BlocksConfig) -> nn.Module:

@@ -65,6 +65,8 @@ class Prefix(Method):
             raise UserError("shared is true without an MLP: give mlp = its hidden width")
 
     def build(self, places: Mapping[str, Place]) -> dict[str, Addition]:
+        if all(place.site.kind != "kv" for place in places.values()):
+            raise UserError("prefix needs a kv site: no attention of this model takes keys and values from outside")
         chosen = {
             key: place.owner
             for key, place in places.items()

@@ -79,9 +79,9 @@ def pack(tokenizer: Tokenizer, text: Text, length: int, mark: Marks, lowercase: 
 class LanguageModel(NextToken):
     """Of a text, every token after those before it."""
 
-    def read(self, model: Any, inputs: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def states(self, model: Any, inputs: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
         real = labels != IGNORED
-        return model(inputs).logits[real].float(), labels[real]
+        return model.hidden(inputs)[real], labels[real]
 
 
 def perplexities(judged: Sequence[float], tokens: int, words: int) -> dict[str, float | None]:

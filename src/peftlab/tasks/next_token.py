@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from peftlab.data.batch import Batch
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
-from peftlab.models.model import Model
+from peftlab.layers.cross_entropy import chunked_cross_entropy
 from peftlab.models.writer import Marks
 from peftlab.tasks.task import Rows, Task
 
@@ -36,17 +36,24 @@ class NextToken(Task):
 
     smoothing: float = 0.0
     """the share of each label that goes to all V tokens alike"""
+    chunk: int = 0
+    """how many tokens are scored at a time, to save memory; 0 is all of them"""
 
     @abstractmethod
-    def read(self, model: Any, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits [N, V] at the labels [B, T] that are no padding, row by row, and these labels [N]."""
+    def states(self, model: Any, inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The hidden states [N, D] at the labels [B, T] that are no padding, row by row, and these labels [N]."""
 
-    def loss(self, model: Model, inputs: Any, labels: Tensor) -> Tensor:
-        return F.cross_entropy(*self.read(model, inputs, labels), label_smoothing=self.smoothing)
+    def loss(self, model: Any, inputs: Any, labels: Tensor) -> Tensor:
+        hidden, wanted = self.states(model, inputs, labels)
+        if self.chunk:
+            return chunked_cross_entropy(model.read, hidden, wanted, self.chunk, self.smoothing)
+        return F.cross_entropy(model.read(hidden).float(), wanted, label_smoothing=self.smoothing)
 
-    def judge(self, model: Model, inputs: Any, labels: Tensor) -> Sequence[float]:
+    def judge(self, model: Any, inputs: Any, labels: Tensor) -> Sequence[float]:
         """−log p of the tokens of each row."""
-        each = F.cross_entropy(*self.read(model, inputs, labels), reduction="none")
+        hidden, wanted = (part.split(self.chunk or len(part)) for part in self.states(model, inputs, labels))
+        parts = zip(hidden, wanted, strict=True)
+        each = torch.cat([F.cross_entropy(model.read(h).float(), y, reduction="none") for h, y in parts])
         rows = (labels != IGNORED).nonzero()[:, 0]
         return each.new_zeros(len(labels)).index_add(0, rows, each).tolist()
 

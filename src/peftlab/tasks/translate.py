@@ -112,9 +112,9 @@ def encode(
 class Translate(NextToken):
     """Of a translation, every token after those before it and the source."""
 
-    def read(self, model: Any, inputs: Pair, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def states(self, model: Any, inputs: Pair, labels: Tensor) -> tuple[Tensor, Tensor]:
         real = labels != IGNORED
-        return model.read(model.states(inputs).hidden[real]).float(), labels[real]
+        return model.states(inputs).hidden[real], labels[real]
 
 
 def scores(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False) -> dict[str, float | str]:

@@ -20,8 +20,8 @@ from peftlab.train.writing import Writing, room
 class LanguageModelling(Writing):
     """How texts go on."""
 
-    kinds = ("decoder",)
-    bases = "a GPT-2 or a language model that a run trained"
+    kinds = ("decoder", "reformer")
+    bases = "a GPT-2 or Reformer, or a language model that a run trained"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -46,7 +46,8 @@ class LanguageModelling(Writing):
             tokens = f"{self.name} has {len(rows.tokens) - 1} tokens to train on"
             raise UserError(f"{tokens}, fewer than language_model.length = {rows.length}: give more text")
         self.tests = {name: self.packed(part) for name, part in self.data.tests.items()}
-        return Training(self.base.model, self.config.build_method(), LanguageModel(), rows, held, self.config.train)
+        task = LanguageModel(chunk=asked.loss_chunk)
+        return Training(self.base.model, self.config.build_method(), task, rows, held, self.config.train)
 
     def packed(self, part: Text) -> Packed:
         """A part's tokens."""
