@@ -50,6 +50,10 @@ DIRECTIONS = ("dependent → head", "head → dependent")
 ALL = "all"
 LEAST = 50
 """words of a relation in each part, so that its share means something: ± 14 points at worst"""
+COMMON = 0.02
+"""share of all words that a relation of the map has: a rare one has no distance that is often right, and so any head
+would be told to follow it
+"""
 WIDE, TALL, LEFT, TOP = 80.0, 40.0, 64.0, 64.0
 """pixels of a cell of the map, and before and above the first"""
 STRONGEST = 0.7
@@ -165,7 +169,8 @@ def compare(names: Sequence[str], validation: Part, test: Part) -> dict[str, Any
         raise UserError(f"no relation has {LEAST} words in each part: give more sentences")
     usual = torch.stack([validation.distances[of.bool()].mode().values for of in validation.members(kept).T])
     chosen, told_of = (shares(part, kept, usual) for part in (validation, test))
-    _, L, H, R = chosen.heads.shape
+    _, L, H, _ = chosen.heads.shape
+    common = max(1, sum(int(often[i]) >= COMMON * len(test.relations) for i in kept))
 
     def entry(direction: int, layer: int, head: int, r: int) -> dict[str, Any]:
         return {
@@ -181,9 +186,9 @@ def compare(names: Sequence[str], validation: Part, test: Part) -> dict[str, Any
 
     best = chosen.heads.flatten(0, 2).argmax(0).tolist()
     relations = [entry(i // (L * H), i // H % L, i % H, r) for r, i in enumerate(best)]
-    gains = (chosen.heads - chosen.fixed)[..., 1:].permute(1, 2, 0, 3).flatten(2)  # [L, H, 2 · relations]
+    gains = (chosen.heads - chosen.fixed)[..., 1 : 1 + common].permute(1, 2, 0, 3).flatten(2)  # [L, H, 2 · common]
     heads = [
-        [entry(i // (R - 1), layer, head, 1 + i % (R - 1)) for head, i in enumerate(row)]
+        [entry(i // common, layer, head, 1 + i % common) for head, i in enumerate(row)]
         for layer, row in enumerate(gains.argmax(-1).tolist())
     ]
     return {"relations": relations, "heads": heads}

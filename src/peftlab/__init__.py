@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from peftlab.peft import Prefix as Prefix
     from peftlab.peft import Prompt as Prompt
     from peftlab.peft import PTuning as PTuning
+    from peftlab.peft import Scratch as Scratch
     from peftlab.peft import SlowStart as SlowStart
     from peftlab.peft.attach import activate as activate
     from peftlab.peft.attach import attach as attach
@@ -62,6 +63,7 @@ WHERE = {
     "Parser": "peftlab.models.parser",
     "Prefix": "peftlab.peft",
     "Prompt": "peftlab.peft",
+    "Scratch": "peftlab.peft",
     "SlowStart": "peftlab.peft",
     "Tagger": "peftlab.models.tagger",
     "Tokenizer": "peftlab.data.tokenizer",

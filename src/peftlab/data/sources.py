@@ -131,11 +131,14 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@\w[\w./-]*)?", re.A
 def fetch_base(name: str) -> Path:
     """The folder of a base model: config.json, its weights as safetensors, and its tokenizer's or preprocessor's files.
 
-    A short name wins over a folder of the same name; write `./minilm` for that folder.
+    A short name wins over a folder of the same name; write `./minilm` for that folder. The folder of a run stands for
+    the base that it trained.
     """
     if name not in BASES and (path := _path(name)) is not None and path.is_file():
         raise UserError(f"base {name!r} is a file: give the folder that holds config.json and model.safetensors")
-    return _fetch("base", name, BASES, "model")
+    folder = _fetch("base", name, BASES, "model")
+    trained = [] if (folder / "config.json").is_file() else [folder / "model", folder / "adapter"]
+    return next((inner for inner in trained if (inner / "config.json").is_file()), folder)
 
 
 def fetch_data(name: str) -> Path:

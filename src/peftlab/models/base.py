@@ -26,8 +26,8 @@ from peftlab.errors import UserError
 from peftlab.layers.embedding import Embedding
 from peftlab.models.heads import Classifier, ClassifierHead
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
+from peftlab.models.pretraining import PretrainingHead
 from peftlab.models.sentence import model_files
-from peftlab.models.vit import ViT
 
 READER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", PREPROCESSOR)
 
@@ -39,7 +39,7 @@ class Base:
     name: str
     """what it was loaded by"""
     model: Any
-    """an `Encoder`, a `Decoder`, a `Seq2Seq` or a `ViT`"""
+    """an `Encoder`, a `Decoder`, a `Seq2Seq`, a `ViT` or a `CNN`"""
     reader: Tokenizer | ImageReader
     """what makes batches for it"""
     family: str
@@ -83,12 +83,19 @@ class Base:
         """How many tokens a text may have: the positions, less those that active virtual tokens take."""
         return self.model.room
 
-    def save(self, folder: str | Path, head: str | None = None, max_length: int | None = None) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        head: str | None = None,
+        max_length: int | None = None,
+        pretrained: PretrainingHead | None = None,
+    ) -> None:
         """Write model, configuration and reader as `transformers` reads them, with a manifest of their SHA-256.
 
         With `head`, the name of an adapter, its classifier is written too: for `AutoModelForSequenceClassification`,
         or where it pools the mean for `SentenceTransformer`, which cuts texts after `max_length` tokens (None: after
-        as many as there are positions).
+        as many as there are positions). With `pretrained` that head is, for `AutoModelForMaskedLM` or ELECTRA's
+        `AutoModelForPreTraining`.
         """
         folder = Path(folder)
         make_folder(folder)
@@ -96,7 +103,7 @@ class Base:
         mean = isinstance(about, Classifier) and about.pool == "mean"
         if head is None or about is None or not mean or isinstance(self.reader, ImageReader):
             files = {}
-            names = save_checkpoint(self.model, self.family, self.settings, folder, head)
+            names = save_checkpoint(self.model, self.family, self.settings, folder, head, pretrained)
         else:
             module = cast(ClassifierHead, self.model.head.get(head))
             files = model_files(module, max_length or self.config.max_length)
@@ -124,7 +131,7 @@ def load(name: str | Path) -> Base:
     folder = fetch_base(str(name))
     check_manifest(folder)
     model, family, settings = load_checkpoint(folder)
-    if isinstance(model, ViT):
+    if model.reads_images:
         return Base(str(name), model, ImageReader.load(folder, settings), family, settings)
     tokenizer = Tokenizer.load(folder)
     for module in model.modules():

@@ -133,20 +133,27 @@ class Reader(Model):
         return Output(x[:, n:], pooled, maps, scores=scores, counts=counts)
 
     def states(
-        self, batch: Batch | Images, route: Route | None = None, looks: list[Look] | None = None, narrow: bool = False
+        self,
+        batch: Batch | Images,
+        route: Route | None = None,
+        looks: list[Look] | None = None,
+        narrow: bool = False,
+        at: Tensor | None = None,
     ) -> Embedded:
-        """The last hidden states, virtual tokens included; `narrow`: of each row's first token alone."""
+        """The last hidden states, virtual tokens included; `narrow`: of each row's first token alone; `at` [B, k]: of
+        these tokens alone.
+        """
         check_route(route, len(batch))
         x, real, full, n, first, shift = self.embedding(batch, route)
         mask = None if full else masks.padding(real)
+        places = first[:, None] if narrow else None if at is None else n + at
         blocks = list(self.blocks)
-        last = blocks.pop() if narrow else None
+        last = blocks.pop() if places is not None else None
         for block in blocks:
             x = block(x, mask, real, route, looks)
         if last is not None:
-            rows = torch.arange(len(batch), device=x.device)
-            x = last(x[rows, first][:, None], mask, None, route, among=x)
-            n, first, real = 0, torch.zeros_like(rows), torch.ones_like(real[:, :1])
+            x = last(x[torch.arange(len(batch), device=x.device)[:, None], places], mask, None, route, among=x)
+            n, first, real = 0, torch.zeros_like(first), torch.ones_like(x[..., 0], dtype=torch.bool)
         return Embedded(self.norm(x, real, route), real, full, n, first, shift)
 
 

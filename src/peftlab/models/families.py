@@ -10,7 +10,8 @@ from typing import Any
 
 from peftlab.models.decoder import Decoder, DecoderConfig
 from peftlab.models.encoder import Encoder, EncoderConfig
-from peftlab.models.family import Dialect, Family, Part, Stack
+from peftlab.models.family import Dialect, Family, Part, Pretrained, Stack
+from peftlab.models.reformer import ReformerConfig, ReformerDecoder, ReformerEncoder
 from peftlab.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from peftlab.models.timm import read_timm, write_timm
 from peftlab.models.vit import ViT, ViTConfig
@@ -77,6 +78,20 @@ BART_BLOCK = {
     "feedforward.sublayer.down": "fc2",
     "feedforward.norm": "final_layer_norm",
 }
+REFORMER_BLOCK = {
+    "self_attention.norm": "attention.layer_norm",
+    "self_attention.sublayer.q": "attention.self_attention.query_key",
+    "self_attention.sublayer.v": "attention.self_attention.value",
+    "self_attention.sublayer.o": "attention.output.dense",
+    "local_attention.norm": "attention.layer_norm",
+    "local_attention.sublayer.q": "attention.self_attention.query",
+    "local_attention.sublayer.k": "attention.self_attention.key",
+    "local_attention.sublayer.v": "attention.self_attention.value",
+    "local_attention.sublayer.o": "attention.output.dense",
+    "feedforward.norm": "feed_forward.layer_norm",
+    "feedforward.sublayer.up": "feed_forward.dense.dense",
+    "feedforward.sublayer.down": "feed_forward.output.dense",
+}
 BERT_OUTSIDE = {
     "embedding.words": "embeddings.word_embeddings",
     "embedding.positions": "embeddings.position_embeddings",
@@ -99,6 +114,12 @@ TIMM_OUTSIDE = {
     "embedding.distillation": "dist_token",
     "embedding.positions.table": "pos_embed",
     "norm": "norm",
+}
+REFORMER_OUTSIDE = {
+    "embedding.words": "embeddings.word_embeddings",
+    "embedding.positions.rows": "embeddings.position_embeddings.weights.0",
+    "embedding.positions.columns": "embeddings.position_embeddings.weights.1",
+    "norm": "encoder.layer_norm",
 }
 MARIAN_OUTSIDE = {
     "encoder.embedding.words": "model.shared",
@@ -163,6 +184,32 @@ GPT2_SETTINGS = {
     "pad": "eos_token_id",
     "init_std": "initializer_range",
 }
+REFORMER_SETTINGS = {
+    "vocab": "vocab_size",
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "head_dim": "attention_head_size",
+    "inner": "feed_forward_size",
+    "inner_chunk": "chunk_size_feed_forward",
+    "activation": "hidden_act",
+    "attention": "attn_layers",
+    "chunk": "lsh_attn_chunk_length",
+    "rounds": "num_hashes",
+    "buckets": "num_buckets",
+    "seed": "hash_seed",
+    "local_chunk": "local_attn_chunk_length",
+    "max_length": "max_position_embeddings",
+    "axes": "axial_pos_shape",
+    "axis_dims": "axial_pos_embds_dim",
+    "norm_eps": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "lsh_attention_probs_dropout_prob",
+    "local_dropout": "local_attention_probs_dropout_prob",
+    "end": "eos_token_id",
+    "pad": "pad_token_id",
+    "init_std": "initializer_range",
+}
 BART_STACKS = {
     stack: Stack(
         config,
@@ -189,6 +236,49 @@ BART_STACKS = {
     )
 }
 """of BART and of Marian alike"""
+
+BERT_PRETRAINED = {
+    "masked_tokens": Pretrained(
+        "ForMaskedLM",
+        {
+            "dense": "cls.predictions.transform.dense",
+            "norm": "cls.predictions.transform.LayerNorm",
+            "bias": "cls.predictions.bias",
+        },
+        copies=("cls.predictions.decoder",),
+    )
+}
+ROBERTA_PRETRAINED = {
+    "masked_tokens": Pretrained(
+        "ForMaskedLM",
+        {"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head.bias"},
+        copies=("lm_head.decoder",),
+        activation="gelu",
+    )
+}
+ELECTRA_PRETRAINED = {
+    "masked_tokens": Pretrained(
+        "ForMaskedLM",
+        {
+            "dense": "generator_predictions.dense",
+            "norm": "generator_predictions.LayerNorm",
+            "bias": "generator_lm_head.bias",
+        },
+        copies=("generator_lm_head.weight",),
+        activation="gelu",
+    ),
+    "replaced_tokens": Pretrained(
+        "ForPreTraining",
+        {"dense": "discriminator_predictions.dense", "out": "discriminator_predictions.dense_prediction"},
+    ),
+}
+DISTILBERT_PRETRAINED = {
+    "masked_tokens": Pretrained(
+        "ForMaskedLM",
+        {"dense": "vocab_transform", "norm": "vocab_layer_norm", "bias": "vocab_projector.bias"},
+        copies=("vocab_projector.weight",),
+    )
+}
 
 DENSE_HEAD = {"dense": "classifier.dense", "out": "classifier.out_proj"}
 BERT: dict[str, Any] = {
@@ -221,13 +311,26 @@ SEQ2SEQ: dict[str, Any] = {
     "build": lambda configs: Seq2Seq(Seq2SeqConfig(configs["encoder"], configs["decoder"])),
     "demanded": {"tie_word_embeddings": True, "share_encoder_decoder_embeddings": True},
 }
+REFORMER: dict[str, Any] = {
+    "block": REFORMER_BLOCK,
+    "stacks": {"": Stack(ReformerConfig, REFORMER_SETTINGS)},
+    "past_keys": False,
+}
+REFORMER_DEMANDED = {
+    "axial_pos_embds": True,
+    "lsh_num_chunks_before": 1,
+    "lsh_num_chunks_after": 0,
+    "local_num_chunks_before": 1,
+    "local_num_chunks_after": 0,
+}
 FAMILIES = {
-    "bert": Family("BertModel", "bert.", **BERT),
+    "bert": Family("BertModel", "bert.", **BERT, pretrained=BERT_PRETRAINED),
     "roberta": Family(
         "RobertaModel",
         "roberta.",
         **BERT | {"head": DENSE_HEAD},
         fixed={"head": "tanh"},
+        pretrained=ROBERTA_PRETRAINED,
         pads_positions=True,
     ),
     "electra": Family(
@@ -235,6 +338,7 @@ FAMILIES = {
         "electra.",
         **BERT | {"head": DENSE_HEAD, "stacks": {"": Stack(EncoderConfig, ELECTRA_SETTINGS)}},
         fixed={"head": "gelu"},
+        pretrained=ELECTRA_PRETRAINED,
     ),
     "distilbert": Family(
         "DistilBertModel",
@@ -246,6 +350,7 @@ FAMILIES = {
         build=BERT["build"],
         fixed={"segments": 0, "norm_eps": 1e-12, "head": "relu"},
         head={"dense": "pre_classifier", "out": "classifier"},
+        pretrained=DISTILBERT_PRETRAINED,
         optional=BERT["optional"],
         derived=BERT["derived"],
         past_keys=False,
@@ -296,6 +401,27 @@ FAMILIES = {
             "output_bias": True,
         },
         derived=r"lm_head\.weight|model\.(encoder|decoder)\.embed_(tokens|positions)\.weight",
+    ),
+    "reformer": Family(
+        "ReformerModel",
+        "reformer.",
+        **REFORMER,
+        outside=REFORMER_OUTSIDE,
+        layers="encoder.layers.",
+        build=lambda configs: ReformerEncoder(configs[""]),
+        demanded=REFORMER_DEMANDED | {"is_decoder": False},
+    ),
+    "reformer-lm": Family(
+        "ReformerModelWithLMHead",
+        "",
+        **REFORMER,
+        outside={ours: f"reformer.{theirs}" for ours, theirs in REFORMER_OUTSIDE.items()}
+        | {"vocabulary": "lm_head.decoder"},
+        layers="reformer.encoder.layers.",
+        build=lambda configs: ReformerDecoder(configs[""]),
+        demanded=REFORMER_DEMANDED | {"is_decoder": True, "tie_word_embeddings": False},
+        derived=r"lm_head\.(decoder\.)?bias",
+        model_type="reformer",
     ),
     "vit": Family("ViTModel", "vit.", **VIT),
     "deit": Family("DeiTModel", "deit.", **VIT, fixed={"distilled": True}),

@@ -45,6 +45,27 @@ class Dialect(NamedTuple):
     """the settings that were read, our configuration, and a head's labels → its settings"""
 
 
+class Pretrained(NamedTuple):
+    """How a head that a family is pretrained with is published."""
+
+    kind: str
+    """what stands in the place of `Model` in the class that holds it too"""
+    parts: Mapping[str, str]
+    """our part of it → theirs"""
+    copies: tuple[str, ...] = ()
+    """their names of weights that are tied to others"""
+    activation: str | None = None
+    """behind its dense layer; None: that of the feed-forward network"""
+
+    def names(self, state: Mapping[str, Any]) -> dict[str, str]:
+        """Our names of its tensors → theirs."""
+        found = {}
+        for name in state:
+            module, _, leaf = name.rpartition(".")
+            found[name] = self.parts[name] if name in self.parts else f"{self.parts[module]}.{leaf}"
+        return found
+
+
 @dataclass(frozen=True)
 class Family:
     """How one family names what we have."""
@@ -75,6 +96,8 @@ class Family:
     """our part of a classifier → theirs"""
     classifier: str = "ForSequenceClassification"
     """what stands in the place of `Model` in the class that holds a classifier too"""
+    pretrained: Mapping[str, Pretrained] = field(default_factory=dict)
+    """the heads that it is pretrained with, by their kind (`models/pretraining.py`)"""
     dialect: Dialect | None = None
     """None: its config.json is as `transformers` writes it"""
     turned: tuple[str, ...] = ()
@@ -83,6 +106,8 @@ class Family:
     """a pattern of tensors of theirs that others determine: buffers, copies of tied weights"""
     past_keys: bool = True
     """whether its class in `transformers` takes keys and values of earlier tokens"""
+    model_type: str | None = None
+    """in config.json, where it is another family's name: the class that wrote it tells them apart"""
     pads_positions: bool = False
     """the table of positions starts behind the padding token's row: offset = pad + 1"""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +82,8 @@ class Model(nn.Module):
 
     config: Any
     """the choices it was built from"""
+    reads_images: ClassVar[bool] = False
+    """and no text"""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,6 +98,11 @@ class Model(nn.Module):
     def room(self) -> int | None:
         """How many tokens a text that is given may have; None: any number."""
         return None
+
+    @property
+    def width(self) -> int:
+        """Of the hidden states that a head reads."""
+        return self.config.dim
 
     @property
     def shape(self) -> str:
@@ -119,6 +126,16 @@ class Model(nn.Module):
     def head_address(self) -> str | None:
         """Where a task's head goes; None where it has no place for one."""
         return next((key for key, site in self.sites().items() if site.kind == "head"), None)
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Of all heads that are attached."""
+        return [] if self.head_address is None else list(self.sites()[self.head_address].parameters())
+
+    @property
+    def head_lr(self) -> float | None:
+        """The learning rate that an attached head is best trained with; None: that of its method."""
+        rates = (attached.head and attached.head.lr for attached in self.adapters.values())
+        return next((rate for rate in rates if rate is not None), None)
 
     def additions(self, name: str) -> dict[str, Addition]:
         """What an adapter put where."""

@@ -20,9 +20,11 @@ from torch import Tensor
 from peftlab.data.files import make_folder, write_text
 from peftlab.data.tensors import Tensors, write_tensors
 from peftlab.errors import UserError, unknown
+from peftlab.models.cnn import CNN, CNNConfig
 from peftlab.models.decoder import Decoder, DecoderConfig
-from peftlab.models.encoder import EncoderConfig
+from peftlab.models.encoder import Encoder, EncoderConfig
 from peftlab.models.model import Model
+from peftlab.models.reformer import ReformerConfig, ReformerDecoder, ReformerEncoder
 from peftlab.models.rnn import RecurrentConfig, RecurrentSeq2Seq
 from peftlab.models.seq2seq import Seq2Seq, Seq2SeqConfig, seq2seq_config
 from peftlab.models.stack import StackConfig
@@ -42,10 +44,22 @@ def make_seq2seq(settings: Mapping[str, Any]) -> Seq2SeqConfig:
 KINDS: dict[str, tuple[type[Model], Callable[[Mapping[str, Any]], Any]]] = {
     "seq2seq": (Seq2Seq, make_seq2seq),
     "rnn": (RecurrentSeq2Seq, lambda settings: RecurrentConfig(**settings)),
+    "encoder": (Encoder, lambda settings: EncoderConfig(**settings)),
     "decoder": (Decoder, lambda settings: DecoderConfig(**settings)),
+    "reformer": (ReformerDecoder, lambda settings: ReformerConfig(**settings)),
+    "reformer_encoder": (ReformerEncoder, lambda settings: ReformerConfig(**settings)),
     "vit": (ViT, lambda settings: ViTConfig(**settings)),
+    "cnn": (CNN, lambda settings: CNNConfig(**settings)),
 }
-SHAPES: dict[str, Any] = {"seq2seq": StackConfig, "rnn": RecurrentConfig, "decoder": DecoderConfig, "vit": ViTConfig}
+SHAPES: dict[str, Any] = {
+    "seq2seq": StackConfig,
+    "rnn": RecurrentConfig,
+    "encoder": EncoderConfig,
+    "decoder": DecoderConfig,
+    "reformer": ReformerConfig,
+    "vit": ViTConfig,
+    "cnn": CNNConfig,
+}
 """kind → what its settings are"""
 
 

@@ -13,7 +13,7 @@ import json
 import math
 import re
 import warnings
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ from torch import Tensor
 from peftlab.data.files import make_folder, read_object, write_text
 from peftlab.data.tensors import Tensors, write_tensors
 from peftlab.errors import UserError, unknown
+from peftlab.models.encoder import EncoderConfig
 from peftlab.models.families import FAMILIES
 from peftlab.models.family import Family
 from peftlab.models.heads import Classifier
 from peftlab.models.model import Model
 from peftlab.models.own import OWN, load_own, save_own
+from peftlab.models.pretraining import PretrainingHead
 
 REQUIRED = ("vocab", "dim", "layers", "heads", "inner")
 LARGEST = 10_000_000
@@ -36,7 +38,7 @@ LARGEST = 10_000_000
 def load_checkpoint(folder: Path) -> tuple[Any, str, dict[str, Any]]:
     """The model of a folder, its family, and its `config.json` as it stands there."""
     settings = read_object(folder / "config.json", "a base is a folder with config.json and model.safetensors")
-    name = str(settings.get("model_type", "timm" if "architecture" in settings else ""))
+    name = family_name(settings)
     if name == OWN:
         return load_own(folder, settings), name, settings
     if name not in FAMILIES:
@@ -63,12 +65,26 @@ def load_checkpoint(folder: Path) -> tuple[Any, str, dict[str, Any]]:
     return model.requires_grad_(True).eval(), name, settings
 
 
+def family_name(settings: dict[str, Any]) -> str:
+    """The family that a config.json is of: timm's have no model_type, and of two with the same one the class tells."""
+    told = str(settings.get("model_type", "timm" if "architecture" in settings else ""))
+    classes = settings.get("architectures") or ()
+    alike = (name for name, family in FAMILIES.items() if family.model_type == told and family.architecture in classes)
+    return next(alike, told)
+
+
 def save_checkpoint(
-    model: Any, name: str, settings: dict[str, Any], folder: Path, head: str | None = None
+    model: Any,
+    name: str,
+    settings: dict[str, Any],
+    folder: Path,
+    head: str | None = None,
+    pretrained: PretrainingHead | None = None,
 ) -> list[str]:
     """Write `model.safetensors` and `config.json` for `transformers`; gives the names of the files.
 
-    With `head`, the name of an adapter, its classifier is written too.
+    With `head`, the name of an adapter, its classifier is written too; with `pretrained` the head that the model was
+    pretrained with, where its family has a place for it.
     """
     if name == OWN:
         if head is not None:
@@ -76,13 +92,17 @@ def save_checkpoint(
         return save_own(model, folder)
     family = FAMILIES[name]
     tensors = {key: tensor.detach().contiguous() for key, tensor in family.publish(model.base_state()).items()}
-    written = (
-        settings | write_settings(family, model.config) | {"model_type": name, "architectures": [family.architecture]}
-    )
+    named = {"model_type": family.model_type or name, "architectures": [family.architecture]}
+    written = settings | write_settings(family, model.config) | named
     labels: dict[str, Any] = {}
     if head is not None:
         tensors, labels = with_head(family, tensors, model, head)
         written |= labels
+    if pretrained is not None and (published := family.pretrained.get(pretrained.kind)) is not None:
+        tensors = {f"{family.prefix}{key}": tensor for key, tensor in tensors.items()}
+        state = pretrained.state_dict()
+        tensors |= {theirs: state[ours] for ours, theirs in published.names(state).items()}
+        written["architectures"] = [family.architecture.replace("Model", published.kind)]
     if family.dialect is not None:
         written = family.dialect.write(settings, model.config, labels.get("id2label", {}))
     make_folder(folder)
@@ -101,6 +121,8 @@ def with_head(
         raise UserError(f"adapter {name!r} has no head to save")
     if not isinstance(about, Classifier):
         raise UserError(f"adapter {name!r} has a {about.kind}'s head: transformers' checkpoints have a classifier's")
+    if not family.head:
+        raise UserError(f"a classifier on {family.architecture} has another shape there: save {name!r} by save_adapter")
     if about.pool != "first":
         raise UserError(
             f'the head pools the {about.pool}, and that of transformers the first token: use pool = "first"'
@@ -112,6 +134,48 @@ def with_head(
         tensors[f"{prefix}{family.head[module]}.{leaf}"] = tensor.detach().contiguous()
     architecture = family.architecture.replace("Model", family.classifier)
     return tensors, about.settings | {"architectures": [architecture]}
+
+
+def head_activation(kind: type[PretrainingHead], name: str, config: EncoderConfig) -> str:
+    """What stands behind the dense layer of a head to pretrain with, as a family has it."""
+    published = FAMILIES[name].pretrained.get(kind.kind) if name in FAMILIES else None
+    own = None if published is None else published.activation
+    return own or config.activation
+
+
+def load_head(folder: Path, name: str, head: PretrainingHead) -> bool:
+    """Read what a checkpoint was pretrained with into a head; False where it has none."""
+    published = FAMILIES[name].pretrained.get(head.kind) if name in FAMILIES else None
+    if published is None:
+        return False
+    if read_object(folder / "config.json").get("tie_word_embeddings", True) is not True:
+        raise UserError(f"{folder}: tie_word_embeddings is false, and a head that is pretrained here has it true")
+    tensors, state = Tensors.in_folder(folder), head.state_dict()
+    there = {spelled(name): name for name in tensors}
+    wanted = published.names(state)
+    if not there.keys() & set(wanted.values()):
+        return False
+    tensors.check({there.get(theirs, theirs): state[ours].shape for ours, theirs in wanted.items()}, "config.json")
+    head.load_state_dict({ours: tensors.read(there[theirs]) for ours, theirs in wanted.items()})
+    return True
+
+
+def published_as(config: EncoderConfig, kind: type[PretrainingHead]) -> str:
+    """The family in whose config.json an encoder with such a head can be told; none has what the ablations turn."""
+    for name, family in FAMILIES.items():
+        if kind.kind in family.pretrained:
+            try:
+                values = read_values(family, write_settings(family, config), Path("config.json"))[""]
+            except UserError:  # without a feed-forward network
+                continue
+            if whole(EncoderConfig(**values, pooler=config.pooler)) == whole(config):
+                return name
+    return OWN
+
+
+def whole(config: EncoderConfig) -> EncoderConfig:
+    """With the width of the embedding, also where it is the model's."""
+    return replace(config, embedding_dim=config.embedding_dim or config.dim)
 
 
 def read_values(family: Family, settings: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
@@ -140,15 +204,19 @@ def read_stack(family: Family, stack: str, settings: dict[str, Any], path: Path)
             if ours in REQUIRED:
                 raise UserError(f"{path} has no {theirs!r}")
             continue
+        several = value if isinstance(value, list) else [value]
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         right = {
             "int": number and value == int(value) and 0 <= value <= LARGEST,
             "float": number and 0 <= value <= 1,
             "str": isinstance(value, str),
             "bool": isinstance(value, bool),
+            "tuple[int,": all(type(one) is int and 0 < one <= LARGEST for one in several),
+            "tuple[str,": all(isinstance(one, str) for one in several),
         }[kind]
         if not right or (ours in REQUIRED and value == 0):
-            raise UserError(f"{theirs} in {path} is {value!r}: it must be a sensible {kind}")
+            said = kind.removesuffix(",").replace("tuple[", "list of ")
+            raise UserError(f"{theirs} in {path} is {value!r}: it must be a sensible {said}")
         values[ours] = int(value) if kind == "int" else value
     return values
 
@@ -166,14 +234,17 @@ def write_settings(family: Family, config: Any) -> dict[str, Any]:
 
 
 def base_names(family: Family, tensors: Tensors) -> dict[str, str]:
-    """The base's names without prefix and in today's spelling → the names in the file; a head's are left aside."""
+    """The base's names without prefix and in today's spelling → the names in the file; a head's are left aside.
+
+    It is told of, unless it is one that the family was pretrained with (`load_head`).
+    """
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
     roots = tuple({re.split(r"[.{]", name)[0] for name in (*family.outside.values(), family.layers)})
+    heads = tuple(part for head in family.pretrained.values() for part in (*head.parts.values(), *head.copies))
     found, aside = {}, []
     for name in tensors:
-        plain = name.removeprefix(prefix)
-        plain = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", plain))  # as the first BERTs were saved
-        if re.fullmatch(family.derived, plain):
+        plain = spelled(name.removeprefix(prefix))
+        if re.fullmatch(family.derived, plain) or plain.startswith(heads or "\0"):
             continue
         if name.startswith(prefix) and plain.split(".")[0] in roots:
             found[plain] = name
@@ -183,3 +254,8 @@ def base_names(family: Family, tensors: Tensors) -> dict[str, str]:
         text = f"{tensors.folder}: {len(aside)} tensors are not the base's and are left aside, as {aside[0]}"
         warnings.warn(text, stacklevel=4)
     return found
+
+
+def spelled(name: str) -> str:
+    """A tensor's name in today's spelling: the first BERTs were saved with another one for norms."""
+    return re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", name))

@@ -6,7 +6,7 @@ from typing import Any
 
 from peftlab.errors import UserError, unknown
 from peftlab.peft.adapter import Adapter
-from peftlab.peft.baselines import BitFit, Full, Head, SlowStart
+from peftlab.peft.baselines import BitFit, Full, Head, Scratch, SlowStart
 from peftlab.peft.lora import LoRA
 from peftlab.peft.method import Method
 from peftlab.peft.p_tuning import PTuning
@@ -14,7 +14,7 @@ from peftlab.peft.prefix import Prefix
 from peftlab.peft.prompt import Prompt
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (LoRA, Adapter, Prompt, PTuning, Prefix, Full, Head, BitFit, SlowStart)
+    method.name: method for method in (LoRA, Adapter, Prompt, PTuning, Prefix, Full, Head, BitFit, Scratch, SlowStart)
 }
 
 
@@ -47,6 +47,7 @@ __all__ = [
     "PTuning",
     "Prefix",
     "Prompt",
+    "Scratch",
     "SlowStart",
     "make_method",
 ]

@@ -1,8 +1,9 @@
-"""What the methods are compared with: training everything, the head alone, the biases, and a slow start from the top.
+"""What the methods are compared with: training everything, from the base or from nothing, the head alone, the biases.
 
 full        every weight of the base (its artefact is a checkpoint)
 head        the task's head on the frozen base: the last-layer transfer of the notes
 bitfit      the biases (Ben Zaken et al. 2021, arXiv 2106.10199)
+scratch     full, but from weights that are drawn anew: the Transformer without pretraining
 slow_start  full, but the blocks join one by one from the top (Howard & Ruder 2018, arXiv 1801.06146)
 """
 
@@ -33,6 +34,21 @@ class Full(Method):
 
     def why_not_stock(self, family: Family) -> str | None:
         return "it trains the base itself: save the base with its head instead (base.save(folder, head=name))"
+
+
+@dataclass(frozen=True)
+class Scratch(Full):
+    """Every weight of a model that is shaped as the base and knows nothing."""
+
+    name = "scratch"
+    about = "every weight, drawn anew: what the task alone teaches, without pretraining"
+    by_default = False
+    lr = 5e-4
+
+    def begin(self, model: Model) -> None:
+        fresh = type(model)(model.config).state_dict()  # type: ignore[call-arg]
+        for name, tensor in model.base_state().items():
+            tensor.copy_(fresh[name])
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,9 @@ class Method:
         assert self.size_field is not None
         return replace(self, **{self.size_field: size})
 
+    def begin(self, model: Model) -> None:
+        """Called once before training, when the method is not attached yet: what it starts from may be another base."""
+
     def thaw(self, model: Model, step: int) -> None:
         """Called before each training step: a schedule may let more of the base train."""
 

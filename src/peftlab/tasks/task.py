@@ -61,3 +61,7 @@ class Task(ABC):
     @abstractmethod
     def score(self, judged: Sequence[Any], rows: Any) -> float:
         """How good that is, from 0 to 1, over all rows."""
+
+    def measures(self, judged: Sequence[Any]) -> dict[str, float]:
+        """What else is told of it beside the score."""
+        return {}

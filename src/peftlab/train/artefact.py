@@ -25,6 +25,7 @@ ADAPTER = "mine"
 def adapt(base: Base, method: Method, head: Labels | None = None) -> Base:
     """Attach a method to a base, on the device that computes, and let nothing else train."""
     base.model.to(pick_device())
+    method.begin(base.model)
     attach(base.model, ADAPTER, method, head=head)
     freeze(base.model)
     if not any(parameter.requires_grad for parameter in base.model.parameters()):

@@ -130,6 +130,8 @@ class LanguageModel(Section):
     """tokens of the vocabulary that a [model] learns from the training text; a base has its own"""
     length: int = Field(128, ge=2)
     """tokens that are read at once; the text is cut into such rows"""
+    loss_chunk: int = Field(0, ge=0)
+    """tokens of a batch that are scored at a time, to save memory where the vocabulary is large; 0: all"""
     temperature: float = Field(0.8, gt=0)
     """of the tokens that `predict` draws: below 1 the likely becomes likelier"""
     top_p: float = Field(0.95, gt=0, le=1)
@@ -142,11 +144,57 @@ class LanguageModel(Section):
     """test on the first so many lines of each part"""
 
 
+class Pretraining(Section):
+    """What text to pretrain an encoder on, in the place of [task]."""
+
+    name: str = "wikitext2"
+    """a short name, a file, or a folder with train.txt, valid.txt and test.txt"""
+    tokenizer: str | None = None
+    """the folder of the tokenizer that a [model] is to have; None: a WordPiece vocabulary learned from the training
+    text; a base has its own"""
+    vocab: int = Field(8000, ge=30)
+    """tokens of that vocabulary"""
+    lowercase: bool = False
+    """whether it reads all in lower case"""
+    length: int = Field(128, ge=8)
+    """tokens of a row; the text is cut into such rows"""
+    share: float = Field(0.15, gt=0, le=0.5)
+    """of the tokens that is masked"""
+    whole_words: bool = False
+    """whether all pieces of a word are masked, or none"""
+    limit: int | None = Field(None, ge=1)
+    """train on the first so many lines"""
+    test_limit: int | None = Field(None, ge=1)
+    """test, and choose the best checkpoint, by the first so many lines of each part"""
+
+
+class MaskedTokens(Pretraining):
+    """Guess masked tokens, as BERT does."""
+
+
+class ReplacedTokens(Pretraining):
+    """Find tokens that a generator replaced, as ELECTRA does."""
+
+    generator: float = Field(0.25, gt=0, le=1)
+    """its width as a fraction of the discriminator's, which is the base that is kept"""
+    sharing: Literal["none", "embeddings", "all"] = "embeddings"
+    """the weights that both have; all needs generator = 1"""
+    weight: float = Field(50.0, gt=0)
+    """of the discriminator's loss, beside the generator's"""
+    adversarial: bool = False
+    """whether the generator learns to fool the discriminator, by policy gradient, and not to guess right"""
+    two_stage: bool = False
+    """whether the generator learns alone in the first half of the steps; the discriminator starts as its copy and
+    learns alone in the second; needs generator = 1 and sharing = none"""
+
+
 class Images(Section):
     """What images to label, in the place of [task]."""
 
     name: str = "digits"
-    """digits, fashion-mnist, or a folder of IDX files or of class folders"""
+    """digits, fashion-mnist, a folder of IDX files, of class folders or of Parquet files, or a hub id"""
+    classes: tuple[str, ...] | None = Field(None, min_length=2)
+    """only images of these, numbered in this order; None: of all that there are"""
     size: int | None = Field(None, ge=2, le=4096)
     """side in pixels that images are brought to; None: what the base was made for, or what a [model]'s data has"""
     augment: bool = False
@@ -174,6 +222,8 @@ class Train(Section):
     """parts that a step's rows are computed in"""
     lr: float | None = Field(None, gt=0)
     """peak learning rate; None: the method's own"""
+    head_lr: float | None = Field(None, gt=0)
+    """that of the head; None: 0.002 for a tagger's or a parser's, which are new and large, for others as `lr`"""
     weight_decay: float = Field(0.01, ge=0)
     """of AdamW, on matrices"""
     warmup: float = Field(0.06, ge=0, lt=1)
@@ -204,7 +254,9 @@ class Train(Section):
     """of initial weights, order of rows and dropout"""
 
 
-TASKS = ("tag", "parse", "translate", "language_model", "images")
+PRETRAINING = ("masked_tokens", "replaced_tokens")
+"""tasks that train every weight, whoever says nothing of a method"""
+TASKS = ("tag", "parse", "translate", "language_model", "images", *PRETRAINING)
 """sections that stand in the place of [task]"""
 
 
@@ -224,11 +276,20 @@ class Config(Section):
     """the task, where it is to go on with a text"""
     images: Images | None = None
     """the task, where it is to label images"""
+    masked_tokens: MaskedTokens | None = None
+    """the task, where a base is to be pretrained as BERT was"""
+    replaced_tokens: ReplacedTokens | None = None
+    """the task, where it is to be pretrained as ELECTRA was"""
     model: dict[str, Any] | None = None
     """a model of one's own in the place of a base: its `kind`, and what its configuration leaves open"""
     method: dict[str, Any] = Field(default_factory=lambda: {"name": "lora"})
     """`name`, and the method's own settings"""
     train: Train = Field(default_factory=Train)
+
+    @property
+    def pretrains(self) -> bool:
+        """Whether the task is to pretrain a base."""
+        return any(getattr(self, name) is not None for name in PRETRAINING)
 
     def build_method(self, where: str = "the configuration") -> Method:
         """The method with its settings."""
@@ -275,7 +336,7 @@ def read_config(text: str, overrides: Sequence[str] = (), where: str = "the conf
 
 def make_config(content: Mapping[str, Any], where: str = "the configuration") -> Config:
     """Check and complete settings; the first mistake is told in one sentence."""
-    if "model" in content:  # of one's own: there is nothing that could be adapted
+    if "model" in content or any(name in content for name in PRETRAINING):  # there is nothing that could be adapted
         content = {"method": {"name": "full"}, **content}
     try:
         config = Config.model_validate(content)

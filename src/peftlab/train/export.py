@@ -23,6 +23,8 @@ def export_run(folder: Path, out: Path, to: str) -> None:
     base, config = open_run(folder)
     if config.model is not None:
         raise UserError(f"{folder} has a model of its own and no base: {folder / 'model'} is what peftlab.load reads")
+    if ADAPTER not in base.model.adapters:
+        raise UserError(f"{folder} trained the base itself: {folder / 'adapter'} is what peftlab.load reads")
     why = why_not_exported(base, config)
     if (reason := why.pop(to)) is not None:
         ((other, obstacle),) = why.items()

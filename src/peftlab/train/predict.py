@@ -225,6 +225,10 @@ Trained = Labeller | Annotator | Translator | Continuer
 def open_finished(folder: Path) -> Trained:
     """What a finished run trained, ready to answer."""
     base, config = open_run(folder)
+    if config.pretrains:
+        raise UserError(
+            f"{folder} pretrained a base, which says nothing yet: teach it a task with base = {str(folder)!r}"
+        )
     if config.tag is not None:
         return WordTagger(base, config.tag)
     if config.parse is not None:

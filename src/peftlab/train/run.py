@@ -31,6 +31,7 @@ from peftlab.train.memory import peak_memory
 from peftlab.train.metrics import Metrics, Tell
 from peftlab.train.parsing import Parsing
 from peftlab.train.picturing import Picturing
+from peftlab.train.pretraining import PretrainingElectra, PretrainingMasked
 from peftlab.train.stop import Interrupted, Stop, stopping
 from peftlab.train.tagging import Tagging
 from peftlab.train.translating import Translating
@@ -42,6 +43,8 @@ WORKS: dict[str, type[Work]] = {
     "translate": Translating,
     "language_model": LanguageModelling,
     "images": Picturing,
+    "masked_tokens": PretrainingMasked,
+    "replaced_tokens": PretrainingElectra,
 }
 """section of a configuration → what it asks for; without one of them it is classification"""
 
