@@ -179,7 +179,7 @@ def test_a_disk_that_fills_up_while_training(tiny, films_file, tmp_path):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_number_that_is_none_is_caught_at_its_step(tiny, films_file, tmp_path, monkeypatch, what, bad):
     inject(monkeypatch, what, bad, step=4)
-    with pytest.raises(UserError, match=r"not finite at step 4 \(rows \d+(, \d+)+ of the training file\)"):
+    with pytest.raises(UserError, match=r"not finite at step 4 \(training rows \d+(, \d+)+\)"):
         run(films(tiny, films_file), tmp_path / "stop")
     inject(monkeypatch, what, bad, step=4)
     result = run(films(tiny, films_file, nonfinite="skip"), tmp_path / "skip")

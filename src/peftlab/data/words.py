@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -78,6 +79,7 @@ class OnSubwords:
     """the number of each sentence's first line in the file it came from, for messages"""
     unseen: int
     """how many words have a label that is not among the names"""
+    fixed: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -12,11 +12,12 @@ Shapes: B rows, T tokens, n virtual tokens, D width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from peftlab.data.batch import Batch, Images
 from peftlab.errors import unknown
@@ -26,7 +27,7 @@ from peftlab.layers.attention import Look
 from peftlab.layers.embedding import Embedded, Embedding
 from peftlab.layers.linear import Linear
 from peftlab.layers.residual import Residual
-from peftlab.layers.site import HeadSite, Route, check_route, name_sites
+from peftlab.layers.site import HeadSite, Route, Site, check_route, name_sites
 from peftlab.models.model import Model, Output
 from peftlab.models.stack import (
     BlocksConfig,
@@ -94,6 +95,36 @@ class Pooler(nn.Module):
         return torch.tanh(self.dense(x, route))
 
 
+@dataclass(frozen=True)
+class Begun:
+    """Rows that the embedding and the first blocks have read already, in the place of a batch."""
+
+    states: Embedded
+    """what enters the next block"""
+    block: int
+    """its number from the input; behind the last one comes the head"""
+
+    @classmethod
+    def of(cls, rows: Sequence[Tensor], block: int) -> Begun:
+        """From the states [T, D] of each row, on the CPU, where they are kept; padding is decided here."""
+        x, lengths = pad_sequence(list(rows), batch_first=True), torch.tensor([len(row) for row in rows])
+        mask = torch.arange(x.shape[1]) < lengths[:, None]
+        return cls(Embedded(x, mask, bool(mask.all()), 0, torch.zeros_like(lengths), None), block)
+
+    def rows(self) -> list[Tensor]:
+        """The states [T, D] of each row, without padding."""
+        x, mask = self.states.x, self.states.mask
+        return list(x[mask].split(mask.sum(1).tolist()))
+
+    def __len__(self) -> int:
+        return len(self.states.x)
+
+    def to(self, device: torch.device | str) -> Begun:
+        """The same on a device."""
+        x, mask, _, _, first, _ = self.states
+        return replace(self, states=self.states._replace(x=x.to(device), mask=mask.to(device), first=first.to(device)))
+
+
 class Reader(Model):
     """Reads a whole sequence at once: embedding, blocks, an optional pooler, and the site of a task's head."""
 
@@ -109,7 +140,7 @@ class Reader(Model):
 
     def forward(
         self,
-        batch: Batch | Images,
+        batch: Batch | Images | Begun,
         adapters: Sequence[str | None] | None = None,
         attention: bool = False,
         route: Route | None = None,
@@ -134,7 +165,7 @@ class Reader(Model):
 
     def states(
         self,
-        batch: Batch | Images,
+        batch: Batch | Images | Begun,
         route: Route | None = None,
         looks: list[Look] | None = None,
         narrow: bool = False,
@@ -144,17 +175,37 @@ class Reader(Model):
         these tokens alone.
         """
         check_route(route, len(batch))
-        x, real, full, n, first, shift = self.embedding(batch, route)
+        if isinstance(batch, Begun):
+            entering, blocks = batch.states, list(self.blocks)[batch.block :]
+        else:
+            entering, blocks = self.embedding(batch, route), list(self.blocks)
+        x, real, full, n, first, shift = entering
         mask = None if full else masks.padding(real)
         places = first[:, None] if narrow else None if at is None else n + at
-        blocks = list(self.blocks)
-        last = blocks.pop() if places is not None else None
+        last = blocks.pop() if places is not None and blocks else None
         for block in blocks:
             x = block(x, mask, real, route, looks)
-        if last is not None:
-            x = last(x[torch.arange(len(batch), device=x.device)[:, None], places], mask, None, route, among=x)
+        if places is not None:
+            few = x[torch.arange(len(batch), device=x.device)[:, None], places]
+            x = few if last is None else last(few, mask, None, route, among=x)
             n, first, real = 0, torch.zeros_like(first), torch.ones_like(x[..., 0], dtype=torch.bool)
         return Embedded(self.norm(x, real, route), real, full, n, first, shift)
+
+    def begin(self, batch: Batch | Images, block: int) -> Begun:
+        """What enters a block; given to `forward`, the model goes on from there."""
+        states = self.embedding(batch)
+        x, mask = states.x, None if states.full else masks.padding(states.mask)
+        for below in list(self.blocks)[:block]:
+            x = below(x, mask, states.mask)
+        return Begun(states._replace(x=x), block)
+
+    @property
+    def frozen_blocks(self) -> int:
+        """The number of the lowest block that learns: what enters it is, without dropout, a fixed function of a row."""
+        if self.config.norm == "batch":  # its averages move with all that is read
+            return 0
+        stages = [self.embedding, *self.blocks]
+        return max(0, next((i for i, stage in enumerate(stages) if learns(stage)), len(stages)) - 1)
 
 
 class Encoder(Reader):
@@ -168,6 +219,12 @@ class Encoder(Reader):
     @property
     def room(self) -> int | None:
         return self.embedding.room
+
+
+def learns(part: nn.Module) -> bool:
+    """Whether anything in a part of a model trains, or was added to it."""
+    added = any(site.active for site in part.modules() if isinstance(site, Site))
+    return added or any(parameter.requires_grad for parameter in part.parameters())
 
 
 def build_block(config: BlocksConfig) -> Block:

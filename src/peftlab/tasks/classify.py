@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,7 @@ class Encoded:
     rows: list[int]
     """the number of each row in the file it came from, for messages"""
     pad: int
+    fixed: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -83,6 +85,11 @@ class Pictured:
     """that an image is cut into"""
     augment: Augment | None = None
     """what happens to an image before it is seen, in training"""
+
+    @property
+    def fixed(self) -> bool:
+        """Whether an image is the same each time it is seen."""
+        return self.augment is None
 
     @property
     def labels(self) -> list[int]:

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class Packed:
     words: int
     """of the text; each line's end counts as one, as it is predicted too"""
     pad: int
+    fixed: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.rows)

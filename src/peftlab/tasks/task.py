@@ -19,6 +19,11 @@ class Rows(Protocol):
         """The number of each example in the file it came from, for messages."""
         ...
 
+    @property
+    def fixed(self) -> bool:
+        """Whether a row is the same each time it is asked for: not augmented, not masked anew."""
+        ...
+
     def __len__(self) -> int: ...
 
     def lengths(self) -> list[int]:
@@ -26,7 +31,7 @@ class Rows(Protocol):
         ...
 
     def batch(self, rows: Sequence[int]) -> tuple[Any, Tensor]:
-        """What a model is given for some of them, and their labels."""
+        """What a model is given for some of them, and their labels: one a row, or one a token and −100 at padding."""
         ...
 
     def weight(self, rows: Sequence[int]) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -41,6 +41,7 @@ class Encoded:
     pad: int
     cut: int
     """how many texts were too long and lost their end"""
+    fixed: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -128,6 +128,8 @@ class LanguageModel(Section):
     """whether all is read and written in lower case"""
     vocab: int = Field(8000, ge=300)
     """tokens of the vocabulary that a [model] learns from the training text; a base has its own"""
+    units: Literal["bytes"] | None = None
+    """bytes: a token of a [model] is a byte, and no vocabulary is learned; None: a piece of a word"""
     length: int = Field(128, ge=2)
     """tokens that are read at once; the text is cut into such rows"""
     loss_chunk: int = Field(0, ge=0)
@@ -221,7 +223,7 @@ class Train(Section):
     accumulate: int = Field(1, ge=1)
     """parts that a step's rows are computed in"""
     lr: float | None = Field(None, gt=0)
-    """peak learning rate; None: the method's own"""
+    """peak learning rate, but for a head that has its own; None: the method's own"""
     head_lr: float | None = Field(None, gt=0)
     """that of the head; None: 0.002 for a tagger's or a parser's, which are new and large, for others as `lr`"""
     weight_decay: float = Field(0.01, ge=0)
@@ -244,6 +246,9 @@ class Train(Section):
     """what to do at a step whose loss or gradient is not finite; it never reaches the weights"""
     checkpoint: float = Field(60.0, ge=0)
     """seconds between checkpoints, from which an interrupted run goes on; 0: after each step"""
+    cache: int | None = Field(None, ge=0)
+    """bytes for what is frozen below the lowest block that learns, so that it is computed once and not in each epoch;
+    computed once it has no dropout. None: 2 GiB, but no more than a quarter of the memory that is free; 0: none"""
     tensorboard: bool = False
     """also write TensorBoard's files (pip install 'peftlab[tensorboard]')"""
     precision: Literal["auto", "fp32", "bf16"] = "auto"

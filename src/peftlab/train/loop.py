@@ -21,7 +21,8 @@ from peftlab.peft.method import Method
 from peftlab.tasks.task import Rows, Task
 from peftlab.train.checkpoint import Checkpoints, State
 from peftlab.train.config import Train
-from peftlab.train.memory import out_of_memory
+from peftlab.train.frozen import Frozen, room_for
+from peftlab.train.memory import out_of_memory, return_freed
 from peftlab.train.metrics import Tell
 from peftlab.train.optim import adamw, rate
 from peftlab.train.order import Order, sorted_batches
@@ -35,6 +36,8 @@ class Progress:
 
     parts: int
     """that a step's rows are computed in: `accumulate`, or more where memory ran out"""
+    cache: int = 0
+    """bytes of the states that are kept of what is frozen, as there was room for them when the training began"""
     step: int = 0
     """optimizer steps done"""
     evaluated: int = 0
@@ -74,7 +77,15 @@ class Training:
         self.precision = pick_precision(settings.precision, self.device)
         self.best = {name: p.detach().clone() for name, p in self.trainable.items()}
         self.progress = Progress(parts=settings.accumulate)
+        self.keep(room_for(settings.cache))  # now: what a schedule freezes later is frozen for a while only
         self.clock = time.monotonic()
+
+    def keep(self, room: int) -> None:
+        """Let what is frozen read both parts once, as far as there is room."""
+        frozen = Frozen(self.model, self.precision, room)
+        self.held = frozen.read_once(self.validation, self.settings.evaluations)
+        self.given = frozen.read_once(self.data, self.steps * self.settings.batch / len(self.data))
+        self.progress.cache = room - frozen.room
 
     def tick(self) -> float:
         """Take the time since the last look; gives that of the whole training."""
@@ -121,13 +132,14 @@ class Training:
         while True:
             random = random_state(self.device)
             try:
-                return backward(self.model, self.task, self.data, rows, self.progress.parts, self.precision)
+                return backward(self.model, self.task, self.given, rows, self.progress.parts, self.precision)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
             if self.progress.parts >= len(rows):
-                raise UserError("memory does not suffice for a single row: try a smaller task.max_length")
+                raise UserError("memory does not suffice for a single row: try shorter rows, or a smaller model")
             self.optimizer.zero_grad(set_to_none=True)
+            return_freed()
             set_random_state(random, self.device)
             self.progress.parts *= 2
 
@@ -135,7 +147,7 @@ class Training:
         """A loss or gradient that is not finite never reaches the weights."""
         if self.settings.nonfinite == "stop":
             numbers = ", ".join(str(self.data.rows[row]) for row in rows)
-            where = f"step {self.progress.step} (rows {numbers} of the training file)"
+            where = f"step {self.progress.step} (training rows {numbers})"
             raise UserError(
                 f"the loss or its gradient is not finite at {where}: try a smaller train.lr, or"
                 ' train.nonfinite = "skip" to leave such steps out'
@@ -147,7 +159,7 @@ class Training:
         done = self.progress
         if len(done.skipped) == done.step:
             raise UserError(f"no step up to {done.step} had a finite loss: try a smaller train.lr")
-        judged = ask(self.model, self.validation, self.task.judge, self.precision, stop)
+        judged = ask(self.model, self.held, self.task.judge, self.precision, stop)
         score = self.task.score(judged, self.validation)
         # where all steps since the last evaluation were skipped, the loss is as it was
         loss = sum(done.losses) / len(done.losses) if done.losses else done.curve[-1]["loss"]
@@ -181,6 +193,7 @@ class Training:
     def restore(self, state: State) -> None:
         """Go on from a state."""
         self.progress = Progress(**state.facts["progress"])
+        self.keep(self.progress.cache)
         with torch.no_grad():
             for name, parameter in self.trainable.items():
                 parameter.copy_(state.tensors[f"now.{name}"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
@@ -16,6 +18,8 @@ SIGNS = (
     "bad_alloc",
     "could not create a primitive",  # how oneDNN says it, in the middle of a matrix product
 )
+MEMORY, LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+"""where Linux tells what there is, and a container how much of it may be taken"""
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """as malloc.h numbers them"""
 
@@ -33,13 +37,34 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def available_memory() -> int:
+    """The bytes that can still be had; where the system does not say, those of the whole machine."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    if MEMORY.is_file():
+        lines = dict(line.split(":") for line in MEMORY.read_text().splitlines())
+        found += [1024 * int(lines["MemAvailable"].split()[0])] if "MemAvailable" in lines else []
+    if LIMIT.is_file() and (most := LIMIT.read_text().strip()) != "max":
+        taken = dict(line.split() for line in LIMIT.with_name("memory.stat").read_text().splitlines())
+        found.append(int(most) - int(taken["anon"]))  # what else it counts are files that can be read again
+    return max(0, min(found))
+
+
 def keep_freed() -> None:
     """Let the C library keep the memory that a step frees for the next one, where it is glibc.
 
     Otherwise it goes back to the system after each large tensor, and the next one is cleared page by page: a tenth of
     a step. 32 MiB is the most that glibc takes from its own store and not from the system.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(MMAP_THRESHOLD, 32 << 20)
-        mallopt(TRIM_THRESHOLD, 2**31 - 1)
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(MMAP_THRESHOLD, 32 << 20)
+        library.mallopt(TRIM_THRESHOLD, 2**31 - 1)
+
+
+def return_freed() -> None:
+    """Give it back, now and from now on: where memory has run out, others need it, such as oneDNN for its code."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.mallopt(MMAP_THRESHOLD, 128 << 10)
+        library.mallopt(TRIM_THRESHOLD, 128 << 10)
+        library.malloc_trim(0)
