@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import peftlab
+from benchmarks.contestant import loaded_memory, memory
 from peftlab.data.examples import Examples, limit
 from peftlab.data.glue import load_task
 from peftlab.tasks import classify
@@ -144,9 +145,7 @@ def measure(
     tokens: int,
 ) -> dict[str, Any]:
     """Some steps to warm up, then all batches; a step gives its tokens with padding, and its loss."""
-    for parameter in model.parameters():
-        parameter.detach().sum()  # weights that are mapped from their file count as loaded only once they were read
-    loaded = memory("VmRSS")
+    loaded = loaded_memory(model)
     for batch in islice(batches(), WARM_UP):
         step(batch)
     start = time.perf_counter()
@@ -161,12 +160,6 @@ def measure(
         "loss": statistics.mean(losses),
         "trainable": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
     }
-
-
-def memory(key: str) -> int:
-    """This process's memory in bytes, as Linux tells it: VmRSS now, VmHWM at its peak."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
-    return int(line.split()[1]) * 1024
 
 
 def summary(runs: Runs) -> dict[str, dict[str, float]]:

@@ -2,10 +2,11 @@
 
 python -m benchmarks.pretrain                  # --bf16 where the processor has it
 
-Model, weights, batch, masks, optimizer and precision are the same on both sides, those of configs/mlm-tiny.toml and
-configs/electra-tiny.toml, and both sides have the same loss before the first step. The peer is a plain PyTorch loop
-around `ElectraForMaskedLM` and `ElectraForPreTraining`, with fused AdamW, its embeddings tied as ELECTRA's are; it gets
-its masked batches for nothing, ours are masked within the step. The text is random: no time depends on it.
+Model, weights, batch, optimizer and precision are the same on both sides, those of configs/mlm-tiny.toml and
+configs/electra-tiny.toml, and so are the masks of the first step: both sides have the same loss before it. The peer is
+a plain PyTorch loop around `ElectraForMaskedLM` and `ElectraForPreTraining`, with fused AdamW, its embeddings tied as
+ELECTRA's are; it gets its masked batches for nothing, ours are masked within the step. The text is random: no time
+depends on it.
 """
 
 import argparse
