@@ -25,10 +25,10 @@ from typing import Any
 
 from scipy.stats import t
 
-from peftlab.compare.grid import Job, run_grid
-from peftlab.compare.watch import watching
+from experiments.runs import run_all
+from peftlab.compare.grid import Job
 from peftlab.data.files import make_folder, read_object, write_text
-from peftlab.errors import UserError, told
+from peftlab.errors import told
 from peftlab.train.config import Config, make_config, override_value, read_config_file
 
 SEEDS, ROWS = 3, 8000
@@ -70,8 +70,8 @@ def main() -> None:
         bases = pretraining(given) if given.table == "pretraining" else variants(given)
         fine = fine_tunings(given, bases, out)
         # a base at a time, with all threads: what it costs is told in minutes, too
-        work([Job(config, out / slug(name), name) for name, config in bases.items()], 1, out)
-        work([job for jobs in fine.values() for job in jobs], 2, out)
+        run_all([Job(config, out / slug(name), name) for name, config in bases.items()], 1, out)
+        run_all([job for jobs in fine.values() for job in jobs], 2, out)
         rows = {name: summary(None if name == NOTHING else out / slug(name), jobs) for name, jobs in fine.items()}
         write_text(out / "table.json", json.dumps(rows, indent=1) + "\n")
     print(table(rows))
@@ -121,15 +121,6 @@ def fine_tunings(given: argparse.Namespace, bases: dict[str, Config], out: Path)
             config = make_config(content, "the experiment")
             found[name].append(Job(config, out / "fine" / f"{slug(name)}-{seed}", f"{name} · seed {seed}"))
     return found
-
-
-def work(jobs: list[Job], workers: int, out: Path) -> None:
-    """Run what is not done."""
-    with watching() as watch:
-        run_grid(jobs, workers, watch, out)
-    for job in jobs:
-        if job.state != "done":
-            raise UserError(f"{job.title} did not end well: {job.note}")
 
 
 def summary(folder: Path | None, jobs: list[Job]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What heads look at: how often the strongest attention of a head follows a dependency relation of a treebank.
 
-    python -m experiments.heads                                   # minilm on UD English EWT, a minute on 2 cores
+    python -m experiments.heads                                   # minilm on UD English EWT, half a minute
     python -m experiments.heads --data path/to/ud-english-ewt --base path/to/bert
 
 What the notes claim: heads specialise. After Clark et al. 2019 (arXiv 1906.04341), section 4: attention to a word that
@@ -39,7 +39,7 @@ from peftlab.data.words import NO_WORD, marks_around
 from peftlab.errors import UserError, told
 from peftlab.models.base import Base, load
 from peftlab.models.encoder import Encoder
-from peftlab.report.axes import fit, svg
+from peftlab.report.axes import ALONE, fit, svg
 from peftlab.report.markup import Markup, tag
 from peftlab.report.numbers import points, signed
 from peftlab.tasks.parse import encode, relation_names
@@ -58,11 +58,8 @@ WIDE, TALL, LEFT, TOP = 80.0, 40.0, 64.0, 64.0
 """pixels of a cell of the map, and before and above the first"""
 STRONGEST = 0.7
 """opacity of the colour: text is readable on it in light and dark"""
-STYLE = """
-svg { font: 13px system-ui, sans-serif; --ink: #1f2328; --grid: #d8dee4; --more: #2f81f7; }
-@media (prefers-color-scheme: dark) { svg { --ink: #d1d7e0; --grid: #3d444d; --more: #388bfd; } }
-text { fill: var(--ink); } .name { font-size: 15px; font-weight: 600; } .tick { font-size: 11px; }
-rect { fill: var(--more); } .cell { fill: none; stroke: var(--grid); }
+COLOURS = """
+.name { font-size: 15px; font-weight: 600; } rect { fill: #2f81f7; } .cell { fill: none; stroke: var(--grid); }
 """
 
 
@@ -227,7 +224,7 @@ def chart(heads: list[list[dict[str, Any]]], title: str) -> Markup:
         drawn.append(tag("text", f"layer {j + 1}", x=LEFT - 8, y=y + TALL / 2 + 4, class_="tick", text_anchor="end"))
         drawn += [cell(found, LEFT + i * WIDE, y, most) for i, found in enumerate(row)]
     width, height = LEFT + len(heads[0]) * WIDE + 12, TOP + len(heads) * TALL + 12
-    return svg(width, height, f"{title}: {how}", tag("style", Markup(STYLE)), *drawn)
+    return svg(width, height, f"{title}: {how}", tag("style", Markup(ALONE + COLOURS)), *drawn)
 
 
 def cell(found: dict[str, Any], x: float, y: float, most: float) -> Markup:

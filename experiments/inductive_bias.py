@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from peftlab.compare.grid import Job, run_grid
-from peftlab.compare.watch import watching
+from experiments.runs import run_all
+from peftlab.compare.grid import Job
 from peftlab.data.files import make_folder, read_object, write_text
 from peftlab.errors import UserError, told
-from peftlab.report.axes import Scale, padded, svg, x_axis, y_axis
+from peftlab.report.axes import ALONE, Scale, padded, svg, x_axis, y_axis
 from peftlab.report.markup import Markup, tag
 from peftlab.train.config import read_config_file
 
@@ -32,10 +32,8 @@ SIZES = {60_000: 2400, 6000: 900, 600: 450}
 """images to train on → steps: 2.7, 10 and 50 epochs, the longest run first"""
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 490.0, 24.0, 312.0
 WIDTH, HEIGHT = 640.0, 360.0
-STYLE = """
-svg { font: 13px system-ui, sans-serif; --ink: #1f2328; --grid: #d8dee4; --m0: #bf8700; --m1: #2f81f7; }
-@media (prefers-color-scheme: dark) { svg { --ink: #d1d7e0; --grid: #3d444d; } }
-text { fill: var(--ink); } .tick { font-size: 11px; } .grid { stroke: var(--grid); }
+COLOURS = """
+svg { --m0: #bf8700; --m1: #2f81f7; }
 path { fill: none; stroke-width: 2.5; } path.m0 { stroke: var(--m0); } path.m1 { stroke: var(--m1); }
 circle.m0 { fill: var(--m0); } circle.m1 { fill: var(--m1); } circle { fill-opacity: 0.6; }
 """
@@ -53,6 +51,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="override a key: images.name=path …")
     given = parser.parse_args()
     with told():
+        if given.seeds < 1:
+            raise UserError(f"--seeds is {given.seeds}: ask for one at least")
         learned = learn(given.configs, given.out, given.seeds, given.workers, given.set)
         write_text(given.out / "inductive_bias.json", json.dumps(learned, indent=1) + "\n")
         write_text(given.out / "inductive_bias.md", table(learned) + "\n")
@@ -71,11 +71,7 @@ def learn(configs: Path, out: Path, seeds: int, workers: int, overrides: list[st
                 own = [f"images.limit={images}", f"train.steps={steps}", "train.evaluations=1", "train.threads=1"]
                 config = read_config_file(configs / f"{name}.toml", [*own, *overrides, f"train.seed={seed}"])
                 jobs.append(Job(config, folder(out, name, images, seed), f"{title} · {images:,} images · seed {seed}"))
-    with watching() as watch:
-        run_grid(jobs, workers, watch, out)
-    for job in jobs:
-        if job.state != "done":
-            raise UserError(f"{job.title} did not end well: {job.note}")
+    run_all(jobs, workers, out)
     return {name: summary(out, name, seeds) for name in MODELS}
 
 
@@ -126,7 +122,7 @@ def chart(learned: Learned) -> Markup:
         tag("text", "accuracy on the test", x=LEFT, y=14, class_="tick"),
     ]
     title = "Accuracy on Fashion-MNIST by the number of images, of a residual network and a Vision Transformer"
-    return svg(WIDTH, HEIGHT, title, tag("style", Markup(STYLE)), *axes, *drawn)
+    return svg(WIDTH, HEIGHT, title, tag("style", Markup(ALONE + COLOURS)), *axes, *drawn)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from peftlab.compare.grid import Job, run_grid
-from peftlab.compare.watch import watching
+from experiments.runs import run_all
+from peftlab.compare.grid import Job
 from peftlab.data.files import make_folder, read_object, write_text
-from peftlab.errors import UserError, told
-from peftlab.report.axes import Scale, svg, x_axis, y_axis
+from peftlab.errors import told
+from peftlab.report.axes import ALONE, Scale, svg, x_axis, y_axis
 from peftlab.report.markup import Markup, tag
 from peftlab.train.config import read_config_file
 
@@ -32,10 +32,7 @@ PARTS = {
     "test_2017_flickr": "test 2017",
 }
 WIDTH, HEIGHT = 640.0, 360.0
-STYLE = """
-svg { font: 13px system-ui, sans-serif; --ink: #1f2328; --grid: #d8dee4; }
-@media (prefers-color-scheme: dark) { svg { --ink: #d1d7e0; --grid: #3d444d; } }
-text { fill: var(--ink); } .tick { font-size: 11px; } .grid { stroke: var(--grid); }
+COLOURS = """
 path { fill: none; stroke-width: 2.5; }
 .rung0 { stroke: #d1242f; } .rung1 { stroke: #bf8700; } .rung2 { stroke: #2f81f7; }
 circle { stroke: none; } circle.rung0 { fill: #d1242f; } circle.rung1 { fill: #bf8700; } circle.rung2 { fill: #2f81f7; }
@@ -64,11 +61,7 @@ def climb(configs: Path, out: Path, workers: int, overrides: list[str]) -> None:
         Job(read_config_file(configs / f"{name}.toml", overrides), out / name, title)
         for name, title in reversed(RUNGS.items())
     ]
-    with watching() as watch:
-        run_grid(jobs, workers, watch, out)
-    for job in jobs:
-        if job.state != "done":
-            raise UserError(f"{job.title} did not end well: {job.note}")
+    run_all(jobs, workers, out)
 
 
 def summary(result: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +106,7 @@ def chart(rungs: dict[str, dict[str, Any]]) -> Markup:
         y_axis(y, 48, WIDTH - 150, lambda value: f"{value:g}"),
         tag("text", "BLEU", x=48, y=12, class_="tick", text_anchor="end"),
     ]
-    return svg(WIDTH, HEIGHT, title, tag("style", Markup(STYLE)), *axes, *lines)
+    return svg(WIDTH, HEIGHT, title, tag("style", Markup(ALONE + COLOURS)), *axes, *lines)
 
 
 def middle(bin_: dict[str, Any]) -> float:

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peftlab.data import tokens
-from peftlab.data.batch import Batch
 from peftlab.data.text import Text, load_text
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.data.tokens import token_rows
@@ -235,11 +234,3 @@ def test_a_tokenizer_without_a_mask_or_without_words_is_told(tokenizer):
     letters = Tokenizer.train_on(["a b c"], vocab_size=20)
     with pytest.raises(UserError, match=r"whole_words: this tokenizer does not tell where a word begins"):
         inner_pieces(letters)
-
-
-def test_words_of_byte_level_bpe_begin_with_a_space():
-    bpe = Tokenizer.train_on(lines().lines, "bpe", vocab_size=300)
-    ids = torch.tensor(bpe.ids("the dogs were"))
-    text = bpe.tokens(ids)
-    assert [name.startswith("Ġ") for name in text] == (~inner_pieces(bpe)[ids]).tolist()
-    assert Batch(ids[None], torch.ones_like(ids[None])).full

@@ -122,6 +122,8 @@ def override_for(content: dict[str, Any], override: str) -> None:
 
 def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]], None], out: Path) -> None:
     """Run all jobs, `workers` at a time; `watch` sees them after each look. Asked to stop, let the runs save."""
+    if workers < 1:
+        raise UserError(f"{workers} runs at a time would never end: ask for one at least")
     waiting = list(jobs)
     threads = max(1, (os.cpu_count() or 1) // workers)
     with stopping() as stop:

@@ -240,7 +240,9 @@ def class_files(folder: Path, broken: str) -> dict[str, list[Path]]:
             else:
                 refuse(UserError(f"{place} has no image ({', '.join(SUFFIXES)})"), broken)
     if not found:
-        raise UserError(f"{folder} has neither IDX files nor class folders with images: give a folder that has")
+        raise UserError(
+            f"{folder} has neither IDX files nor class folders with images, nor Parquet files such as train.parquet"
+        )
     return found
 
 

@@ -39,7 +39,7 @@ class Base:
     name: str
     """what it was loaded by"""
     model: Any
-    """an `Encoder`, a `Decoder`, a `Seq2Seq`, a `ViT` or a `CNN`"""
+    """that reads or writes texts, or reads images"""
     reader: Tokenizer | ImageReader
     """what makes batches for it"""
     family: str

@@ -148,13 +148,13 @@ def load_head(folder: Path, name: str, head: PretrainingHead) -> bool:
     published = FAMILIES[name].pretrained.get(head.kind) if name in FAMILIES else None
     if published is None:
         return False
-    if read_object(folder / "config.json").get("tie_word_embeddings", True) is not True:
-        raise UserError(f"{folder}: tie_word_embeddings is false, and a head that is pretrained here has it true")
     tensors, state = Tensors.in_folder(folder), head.state_dict()
     there = {spelled(name): name for name in tensors}
     wanted = published.names(state)
     if not there.keys() & set(wanted.values()):
         return False
+    if published.copies and read_object(folder / "config.json").get("tie_word_embeddings", True) is not True:
+        raise UserError(f"{folder}: tie_word_embeddings is false, and a head that is pretrained here has it true")
     tensors.check({there.get(theirs, theirs): state[ours].shape for ours, theirs in wanted.items()}, "config.json")
     head.load_state_dict({ours: tensors.read(there[theirs]) for ours, theirs in wanted.items()})
     return True

@@ -129,6 +129,8 @@ def make_generator(encoder: Encoder, size: float, sharing: str, activation: str)
             raise UserError(f"the generator is {size:g} of the discriminator: they share all weights only at 1")
         return MaskedLanguageModel(encoder, MaskedTokenHead(config, activation))
     width = config.embedding_dim or config.dim
+    if min(round(part * size) for part in (config.dim, width, config.inner or config.dim)) < 1:
+        raise UserError(f"a generator of {size:g} has no width left: choose a larger size, such as 0.25 or 0.5")
     smaller = replace(
         config,
         dim=round(config.dim * size),

@@ -97,6 +97,8 @@ class ReformerConfig(BlocksConfig):
 
     head: ClassVar[str] = "first"
     """a classifier is one linear map of the first token as it is"""
+    segments: ClassVar[int] = 0
+    """the second text of a pair is told by its marks alone"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,6 +107,15 @@ class ReformerConfig(BlocksConfig):
             if given is not None:
                 object.__setattr__(self, name, tuple(given) if isinstance(given, list | tuple) else (given,))
         self.check_counts("vocab", "inner", "chunk", "rounds", "local_chunk", "max_length")
+        self.check_counts(*(name for name in ("head_dim",) if getattr(self, name) is not None))
+        self.check_dropouts("local_dropout")
+        if not isinstance(self.seed, int | None):
+            raise UserError(f"seed is {self.seed!r}: it must be a whole number")
+        for name in ("axes", "axis_dims"):
+            if any(type(value) is not int or value < 1 for value in getattr(self, name) or ()):
+                raise UserError(f"{name} is {list(getattr(self, name))}: it must be two whole numbers of at least 1")
+        if len(self.buckets or ()) > 2:
+            raise UserError(f"buckets is {list(self.buckets or ())}: it must be one number, or two")
         self.check_choices(norm=("layer", "none"), residual=("pre",), score=("scaled",))
         for kind in self.attention or ("",):
             if kind not in LAYERS:

@@ -54,6 +54,7 @@ class BlocksConfig:
     def __post_init__(self) -> None:
         self.check_counts("dim", "layers", "heads", *(["inner_chunk"] if self.inner_chunk != 0 else []))
         self.check_choices(norm=NORMS, residual=RESIDUALS, score=SCORES)
+        self.check_dropouts("dropout", "attention_dropout", "inner_dropout")
 
     def check_counts(self, *names: str) -> None:
         """These fields are whole numbers of at least 1."""
@@ -61,6 +62,13 @@ class BlocksConfig:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise UserError(f"{name} is {value!r}: it must be a whole number of at least 1")
+
+    def check_dropouts(self, *names: str) -> None:
+        """These fields are probabilities with which something is left."""
+        for name in names:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value < 1:
+                raise UserError(f"{name} is {value!r}: it must be at least 0 and below 1")
 
     def check_choices(self, **choices: Collection[str]) -> None:
         """Each field is one of its choices."""

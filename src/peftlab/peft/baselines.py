@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import nn
 
+from peftlab.errors import UserError
 from peftlab.layers.addition import Addition
 from peftlab.layers.linear import Linear
 from peftlab.models.family import Family
@@ -38,7 +39,7 @@ class Full(Method):
 
 @dataclass(frozen=True)
 class Scratch(Full):
-    """Every weight of a model that is shaped as the base and knows nothing."""
+    """Every weight of a model that is shaped as the base and knows nothing, once a run has called `begin`."""
 
     name = "scratch"
     about = "every weight, drawn anew: what the task alone teaches, without pretraining"
@@ -64,6 +65,10 @@ class SlowStart(Full):
 
     def __post_init__(self) -> None:
         check_whole(1, 10**9, every=self.every)
+
+    def begin(self, model: Model) -> None:
+        if not hasattr(model, "blocks") or not hasattr(model, "embedding"):
+            raise UserError(f"a {type(model).__name__} has no one row of blocks to join from the top: use full")
 
     def thaw(self, model: Model, step: int) -> None:
         """The head and the pooler train from the start, after each `every` steps one block more, last the embedding."""

@@ -17,6 +17,12 @@ from peftlab.report.markup import Markup, tag
 
 CHARACTER = 6.6
 """mean width of a character at the size of labels"""
+ALONE = """
+svg { font: 13px system-ui, sans-serif; --ink: #1f2328; --grid: #d8dee4; }
+@media (prefers-color-scheme: dark) { svg { --ink: #d1d7e0; --grid: #3d444d; } }
+text { fill: var(--ink); } .tick { font-size: 11px; } .grid { stroke: var(--grid); }
+"""
+"""the style of a chart that is a file of its own: no page gives it one"""
 
 
 @dataclass(frozen=True)

@@ -117,13 +117,11 @@ def masking(tokenizer: Tokenizer, share: float, whole_words: bool, masked: float
 
 
 def inner_pieces(tokenizer: Tokenizer) -> Tensor:
-    """[V] True at tokens that go on with a word: ##s of WordPiece; of byte-level BPE those without a space before."""
-    names = tokenizer.tokens(range(tokenizer.vocab_size))
-    if any(name.startswith("##") for name in names):
-        return torch.tensor([name.startswith("##") for name in names])
-    if any(name.startswith("Ġ") for name in names):
-        return torch.tensor([not name.startswith("Ġ") for name in names])
-    raise UserError("whole_words: this tokenizer does not tell where a word begins, as WordPiece and byte-level BPE do")
+    """[V] True at tokens that go on with a word: ##s of WordPiece."""
+    inner = torch.tensor([name.startswith("##") for name in tokenizer.tokens(range(tokenizer.vocab_size))])
+    if not inner.any():
+        raise UserError("whole_words: this tokenizer does not tell where a word begins; give one of the kind WordPiece")
+    return inner
 
 
 @dataclass(frozen=True)
@@ -201,8 +199,8 @@ def each_nats(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def masked_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean of −log p over the labels; 0, and not a division by it, where there is none."""
-    return each_nats(logits, labels).sum() / (labels != IGNORED).sum().clamp(min=1)
+    """The mean of −log p over all places, so that a part of a batch weighs as its places; without a label it is 0."""
+    return each_nats(logits, labels).mean()
 
 
 def perplexity(nats: float, places: int) -> float:

@@ -74,7 +74,7 @@ class ReplacedTokens(Task):
 
     def loss(self, model: Any, inputs: Masked, labels: Tensor) -> Tensor:
         generates, discriminates = trains(model.generator), trains(model.head)
-        with torch.set_grad_enabled(generates):
+        with torch.set_grad_enabled(generates and torch.is_grad_enabled()):
             states = model.generator.states(inputs.batch, inputs.places)
             logits = model.generator.read(states).float()
         if not discriminates:

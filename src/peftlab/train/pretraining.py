@@ -206,6 +206,11 @@ class PretrainingElectra(PretrainingWork):
                 "replaced_tokens.two_stage makes the discriminator a copy of the generator, which then no longer "
                 'learns: it needs generator = 1 and sharing = "none"'
             )
+        if asked.two_stage and config.model is None:
+            raise UserError(
+                f"replaced_tokens.two_stage begins with a new generator, so that nothing of base {config.base!r} would "
+                "be left: give a [model] in its place, or leave two_stage out"
+            )
         if asked.two_stage and asked.adversarial:
             raise UserError("replaced_tokens: adversarial needs both networks at once, two_stage has one: choose one")
         super().__init__(config, asked)
