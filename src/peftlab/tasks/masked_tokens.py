@@ -151,7 +151,7 @@ class MaskedRows:
         return [self.text.length] * len(self)
 
     def weight(self, rows: Sequence[int]) -> int:
-        """Each place counts once."""
+        """Each place counts once, also one of a word that would be cut, of which there is at most one a row."""
         return len(rows) * self.places
 
     def batch(self, rows: Sequence[int]) -> tuple[Masked, Tensor]:
@@ -199,8 +199,8 @@ def each_nats(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def masked_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean of −log p over all places, so that a part of a batch weighs as its places; without a label it is 0."""
-    return each_nats(logits, labels).mean()
+    """The mean of −log p over the labels; 0, and not a division by it, where there is none."""
+    return each_nats(logits, labels).sum() / (labels != IGNORED).sum().clamp(min=1)
 
 
 def perplexity(nats: float, places: int) -> float:
