@@ -273,6 +273,45 @@ def test_training_on_real_text(shared, tmp_path):
     assert tokenizer.decode(tokenizer.encode(text.capitalize()).ids[0]) == text
 
 
+# bytes
+
+
+@pytest.fixture(scope="module")
+def of_bytes(tmp_path_factory) -> tuple[Tokenizer, Path]:
+    """The tokens are bytes; and the folder that it was saved in."""
+    folder = tmp_path_factory.mktemp("bytes")
+    Tokenizer.of_bytes().save(folder)
+    return Tokenizer.of_bytes(), folder
+
+
+@settings(deadline=None)
+@given(text=st.text() | st.sampled_from(TEXTS))
+def test_any_text_is_its_bytes_and_comes_back(of_bytes, text):
+    ours, folder = of_bytes
+    assert ours.decode(ours.ids(text)) == text
+    assert len(ours.ids(text)) == len(text.encode())
+    assert Tokenizer.load(folder).ids(text) == ours.ids(text)
+
+
+def test_bytes_have_the_numbers_of_a_bpe_that_learned_nothing(of_bytes):
+    ours, folder = of_bytes
+    nothing = Tokenizer.train_on(["a"], "bpe", vocab_size=5 + 256)
+    assert ours.vocab_size == nothing.vocab_size == 261
+    plain = [text for text in TEXTS if "</s>" not in text]
+    assert torch.equal(ours.encode(plain).ids, nothing.encode(plain).ids)
+    oracle = transformers.AutoTokenizer.from_pretrained(folder)
+    assert same(ours.encode(TEXTS), ask(oracle, TEXTS)), "what is spelled as a mark is text there, too"
+    lower = Tokenizer.of_bytes(lowercase=True)
+    assert lower.decode(lower.ids("ÀB")) == "àb"
+
+
+def test_bytes_that_are_no_character_are_marked(of_bytes):
+    ours, _ = of_bytes
+    assert ours.decode(ours.ids("a😀")[:-1]) == "a\N{REPLACEMENT CHARACTER}"
+    with pytest.raises(UserError, match="holds half of a surrogate pair, which no text has"):
+        ours.ids("half \ud800")
+
+
 # decoding
 
 

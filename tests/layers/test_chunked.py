@@ -3,9 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from memory import peak
 from torch import nn
 
+from benchmarks.memory import peak
 from peftlab.data.batch import Batch
 from peftlab.errors import UserError
 from peftlab.layers.cross_entropy import chunked_cross_entropy

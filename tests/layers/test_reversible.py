@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from memory import peak
 from torch import nn
 
+from benchmarks.memory import peak
 from peftlab.layers import lsh
 from peftlab.layers.attention import Attention
 from peftlab.layers.feedforward import FeedForward

@@ -205,7 +205,7 @@ def test_methods_attach_act_and_get_all_of_their_gradients(kind, method):
 
 @pytest.mark.parametrize("kind", [ReformerEncoder, ReformerDecoder])
 def test_a_prefix_is_refused(kind):
-    with pytest.raises(UserError, match="prefix needs a kv site: no attention of this model takes keys and values"):
+    with pytest.raises(UserError, match="prefix needs a kv site: this model has"):
         attach(build(kind), "mine", Prefix())
 
 

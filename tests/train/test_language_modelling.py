@@ -21,10 +21,12 @@ from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.generate.search import Sample, write
 from peftlab.models.base import Base
+from peftlab.models.own import make_model
+from peftlab.models.writer import Marks
 from peftlab.tasks.language_model import LanguageModel, pack, perplexities
 from peftlab.train import loop
 from peftlab.train.artefact import open_run
-from peftlab.train.config import Config, make_config
+from peftlab.train.config import Config, make_config, read_config_file
 from peftlab.train.export import export_run
 from peftlab.train.looking import look
 from peftlab.train.predict import answer_lines, characters, open_finished, spoken
@@ -114,6 +116,47 @@ def test_an_interrupted_training_ends_with_the_same_bits(letters, tmp_path):
         assert whole[key] == again[key]
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "again")]
     assert weights[0] == weights[1]
+
+
+REFORMER = {
+    "kind": "reformer",
+    "dim": 32,
+    "layers": 2,
+    "heads": 2,
+    "inner": 64,
+    "attention": ["local", "lsh"],
+    "chunk": 16,
+    "local_chunk": 16,
+    "rounds": 2,
+    "dropout": 0.0,
+    "max_length": 128,
+}
+
+
+def test_bytes_are_learned_by_a_reformer_over_several_chunks(tmp_path):
+    """Words that go round, some of whose letters take several bytes."""
+    file, whole = tmp_path / "words.txt", "été 漢字 <s> 😀 "
+    file.write_text(f"{whole * 8}\n" * 60)
+    few = {"steps": 40, "batch": 8, "lr": 1e-2, "evaluations": 1}
+    asked = {"units": "bytes", "length": 128, "max_new": 2 * len(whole.encode())}
+    result = run(going_round(file, REFORMER, asked, **few), tmp_path / "run")
+    line = (whole * 8).strip()
+    assert result["tests"]["test"]["tokens"] == 3 * (len(line.encode()) + 1), "each byte, and the ends of three lines"
+    assert result["perplexity"] < 3
+    base, _ = open_run(tmp_path / "run")
+    assert base.tokenizer.to_json() == Tokenizer.of_bytes().to_json()
+    assert base.tokenizer.decode(base.tokenizer.ids(line)) == line
+    [answer] = answer_lines(tmp_path / "run", iter([whole * 2]))
+    assert set(answer["continuation"]) <= set(whole), "whole characters, one byte after the other"
+    assert answer["continuation"]
+
+
+def test_the_reformer_of_bytes_has_as_many_positions_as_it_reads():
+    config = read_config_file(Path(__file__).parents[2] / "configs" / "reformer-bytes.toml")
+    model = make_model(config.model, Tokenizer.of_bytes().vocab_size, Marks(None, 2, 1))
+    assert config.language_model.units == "bytes"
+    assert model.max_length == config.language_model.length
+    assert 3e6 < sum(parameter.numel() for parameter in model.parameters()) < 4e6
 
 
 # Going on with a text
@@ -258,6 +301,7 @@ def test_a_run_s_model_is_a_base_for_another(letters, trained, tmp_path):
         ),
         ({"model": MODEL, "language_model": {"lenght": 3}}, "unknown key of .language_model. .* did you mean 'length'"),
         ({"model": MODEL, "language_model": {"name": "nowhere.txt"}}, "neither a path that exists nor a hub id"),
+        ({"model": MODEL, "language_model": {"units": "byte"}}, "language_model.units in the configuration is 'byte'"),
         ({"model": MODEL, "language_model": {"top_p": 0}}, "language_model.top_p in the configuration is 0"),
         ({"model": MODEL, "translate": {}}, "has .translate. and .language_model.: a run has one task"),
         ({"base": "tiny"}, "base '.*' is of the kind Encoder: give a GPT-2 .* or a .model. to train"),

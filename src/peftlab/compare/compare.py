@@ -21,8 +21,9 @@ from peftlab.compare.watch import watching
 from peftlab.data.files import make_folder, writing_to
 from peftlab.errors import UserError, unknown
 from peftlab.models.base import base_fingerprint, load
+from peftlab.models.model import Model
 from peftlab.peft import METHODS
-from peftlab.peft.attach import build
+from peftlab.peft.attach import build, no_place
 from peftlab.train.config import TASKS, Config
 from peftlab.train.lock import locked
 from peftlab.train.run import finished, open_work, settle
@@ -79,9 +80,14 @@ class Question:
         """Each run's share of the cores."""
         return max(1, (os.cpu_count() or 1) // self.at_once)
 
+    @property
+    def named(self) -> Sequence[str]:
+        """The methods to compare."""
+        return self.methods or [name for name, method in METHODS.items() if method.by_default]
+
     def jobs(self, out: Path) -> list[Job]:
         """The runs, each with what its configuration is to say."""
-        methods = self.methods or [name for name, method in METHODS.items() if method.by_default]
+        methods = self.named
         self.check(methods)
         length = {"steps": self.steps, "batch": self.batch} if self.epochs is None else {"epochs": self.epochs}
         tested = TESTED if self.test_limit is None and self.epochs is None else self.test_limit
@@ -120,6 +126,17 @@ class Question:
         if self.budget is not None:
             parse(self.budget)
 
+    def check_base(self, model: Model) -> None:
+        """A base that can't do the task, or can't carry some of the methods."""
+        if model.head_address is None:
+            kind = type(model).__name__
+            raise UserError(f"base {self.base} is a {kind}, which has no place for a head: give an encoder")
+        why = {name: no_place(model, METHODS[name]) for name in self.named if name in METHODS}
+        if refused := {name: reason for name, reason in why.items() if reason is not None}:
+            problem = f"base {self.base} can't carry {', '.join(refused)} ({next(iter(refused.values()))})"
+            others = ",".join(name for name in self.named if name not in refused)
+            raise UserError(f"{problem}: leave out what it can't, by --methods {others or 'full,head'}")
+
 
 def rows_seen(config: Config) -> int:
     """The training rows of which a run sees each once, and those that choose its checkpoint."""
@@ -132,6 +149,7 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
     make_folder(out)
     with writing_to(out), locked(out):
         base, base_hash = load(question.base), base_fingerprint(question.base)
+        question.check_base(base.model)
         jobs = question.jobs(out)
         works: dict[str, Comparable] = {}
         hashes = {question.base: base_hash}

@@ -5,6 +5,7 @@ load from their older files or are trained; any `tokenizer.json` loads.
 
     tokenizer = Tokenizer.load(folder)
     batch = tokenizer.encode([("is it good?", "a film to see twice"), ("and this?", "no")])
+    Tokenizer.of_bytes().ids("é")                              # two: nothing was learned, a token is a byte
 
 Shapes: B rows, T tokens in the longest row. Marks are special tokens: [CLS], [SEP], <s>, …
 """
@@ -50,6 +51,8 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
         backend.no_padding()  # a tokenizer.json may carry padding of its own (all-MiniLM: 128); only `encode` decides
         backend.no_truncation()
+        # what is spelled as a mark is then text like any other; `transformers` knows the setting, too
+        backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
         marks = _marks(backend, config)
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
         backend.add_special_tokens([mark for mark, _ in marks.values() if mark not in known])
@@ -137,6 +140,16 @@ class Tokenizer:
         backend.model = bare.model
         return cls(backend, config)
 
+    @classmethod
+    def of_bytes(cls, lowercase: bool = False) -> "Tokenizer":
+        """Without a vocabulary to learn: the marks of "bpe" and the 256 bytes. Any text comes back as it was."""
+        tokens = [*KINDS["bpe"].split(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
+        config = {"do_lower_case": lowercase, "split_special_tokens": True}
+        backend = _build(models.BPE({token: i for i, token in enumerate(tokens)}, []), config)
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # there are no words
+        backend.normalizer = normalizers.Lowercase() if lowercase else None
+        return cls(backend, config)
+
     def save(self, folder: Name) -> list[str]:
         """Write `tokenizer.json` and `tokenizer_config.json`, from which `transformers` makes the same tokenizer."""
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -194,7 +207,10 @@ class Tokenizer:
 
     def ids(self, text: str) -> list[int]:
         """The ids of a text alone, without the marks that a model wants around it."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        try:
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
+        except TypeError:
+            raise UserError(f"{text!r:.80} holds half of a surrogate pair, which no text has") from None
 
     def tokens(self, ids: Sequence[int] | Tensor) -> list[str]:
         """The tokens of one row of ids, as the vocabulary spells them."""

@@ -57,6 +57,7 @@ SHAPES: dict[str, Any] = {
     "encoder": EncoderConfig,
     "decoder": DecoderConfig,
     "reformer": ReformerConfig,
+    "reformer_encoder": ReformerConfig,
     "vit": ViTConfig,
     "cnn": CNNConfig,
 }

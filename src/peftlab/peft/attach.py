@@ -45,10 +45,9 @@ def refuse_merged(model: Model, what: str) -> None:
 
 def build(model: Model, method: Method, head: Labels | None) -> dict[str, Addition]:
     """The additions of a method and a head, on the model's device, not yet in any site."""
+    if (problem := no_place(model, type(method))) is not None:
+        raise UserError(problem)
     places = {key: place for key, place in model.places().items() if place.site.kind in method.kinds}
-    if method.kinds and not places:
-        kinds = sorted({site.kind for site in model.sites().values()})
-        raise UserError(f"{method.name} needs a {' or '.join(method.kinds)} site: this model has {', '.join(kinds)}")
     built = method.build(places)
     if method.kinds and not built:
         raise UserError(f"{method!r} finds no place in this model: nothing would be attached")
@@ -60,6 +59,15 @@ def build(model: Model, method: Method, head: Labels | None) -> dict[str, Additi
     for addition in built.values():
         addition.to(parameter.device, parameter.dtype).train(model.training)
     return built
+
+
+def no_place(model: Model, method: type[Method]) -> str | None:
+    """Why a model can't carry a method, whatever its settings; None: it can."""
+    there = sorted({site.kind for site in model.sites().values()})
+    wanted = method.kinds if method.needs is None else (method.needs,)
+    if not wanted or any(kind in there for kind in wanted):
+        return None
+    return f"{method.name} needs a {' or '.join(wanted)} site: this model has {', '.join(there)}"
 
 
 def put(model: Model, name: str, method: Method, head: Labels | None, built: Mapping[str, Addition]) -> None:

@@ -27,6 +27,8 @@ class Method:
     """one line for `peftlab ls`"""
     kinds: ClassVar[tuple[str, ...]] = ()
     """the kinds of site that it fills"""
+    needs: ClassVar[str | None] = None
+    """that of them which it can't do without; None: any will do"""
     trains_base: ClassVar[bool] = False
     """it adds nothing and trains the base's own weights"""
     lr: ClassVar[float] = 1e-3

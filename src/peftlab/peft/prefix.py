@@ -35,6 +35,7 @@ class Prefix(Method):
     name = "prefix"
     about = "learned keys and values before those of every attention layer (Li & Liang 2021)"
     kinds = ("kv", "tokens")
+    needs = "kv"
     lr = 3e-2
     size_field = "length"
     stock_type = "PREFIX_TUNING"
@@ -65,8 +66,6 @@ class Prefix(Method):
             raise UserError("shared is true without an MLP: give mlp = its hidden width")
 
     def build(self, places: Mapping[str, Place]) -> dict[str, Addition]:
-        if all(place.site.kind != "kv" for place in places.values()):
-            raise UserError("prefix needs a kv site: no attention of this model takes keys and values from outside")
         chosen = {
             key: place.owner
             for key, place in places.items()

@@ -42,12 +42,14 @@ class Read:
 
 def why_not_stock(base: Base, attached: Attached) -> str | None:
     """Why stock `peft` can't load an adapter so that it gives the same; None if it can."""
-    method, head = attached.method, attached.head
-    why: str | None = method.why_not_stock(FAMILIES[base.family])
+    method, head, family = attached.method, attached.head, FAMILIES[base.family]
+    why: str | None = method.why_not_stock(family)
     if head is None:
         return why
     if not isinstance(head, Classifier):
         return f"a {head.kind}'s head is kept in our own format"
+    if head.pool == "first" and not family.head:
+        return f"a classifier on {family.architecture} has another shape there"
     if head.pool == "mean" and "tokens" in method.kinds and base.config.segments > 1:
         if why is not None:
             return f'{why} and pool = "first"'  # both at once: who trains again does it once

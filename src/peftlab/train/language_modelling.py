@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,11 @@ class LanguageModelling(Writing):
 
     def marks(self, tokenizer: Tokenizer) -> Marks:
         return replace(marks(tokenizer), start=None)
+
+    def vocabulary(self, texts: Iterable[str], size: int, lowercase: bool) -> Tokenizer:
+        if self.asked.units == "bytes":
+            return Tokenizer.of_bytes(lowercase)
+        return super().vocabulary(texts, size, lowercase)
 
     def training(self) -> Training:
         asked = self.asked

@@ -38,6 +38,10 @@ class Writing(Work):
     def marks(self, tokenizer: Tokenizer) -> Marks:
         """What a model of one's own lives by, with this vocabulary."""
 
+    def vocabulary(self, texts: Iterable[str], size: int, lowercase: bool) -> Tokenizer:
+        """Of a model of one's own."""
+        return Tokenizer.train_on(texts, "bpe", vocab_size=size, lowercase=lowercase)
+
     def open(self, asked: Translate | LanguageModel, texts: Iterable[str], setting: str, length: int) -> Base:
         """What is to be trained. A model of one's own learns its vocabulary from the texts, and has positions for as
         many tokens as the setting asks for; a base may have fewer (`room`).
@@ -51,7 +55,7 @@ class Writing(Work):
         settings = {"kind": self.kinds[0], **self.config.model}
         if settings["kind"] not in self.kinds:
             raise unknown("kind in [model]", str(settings["kind"]), self.kinds)
-        tokenizer = Tokenizer.train_on(texts, "bpe", vocab_size=asked.vocab, lowercase=asked.lowercase)
+        tokenizer = self.vocabulary(texts, asked.vocab, asked.lowercase)
         model = make_model(settings, tokenizer.vocab_size, self.marks(tokenizer))
         if model.max_length is not None and model.max_length < length:
             lengths = f"model.max_length is {model.max_length} and {setting} {length}"
