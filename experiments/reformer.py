@@ -1,6 +1,6 @@
 """What the Reformer's three ideas cost and save, in one page: hashing, its rounds, reversible layers, long texts.
 
-    python -m experiments.reformer                                # some 20 minutes on 2 cores
+    python -m experiments.reformer                                # 4 minutes on 2 cores
     python -m experiments.reformer --quick --out runs/quick       # seconds: all of it, and nothing learned
 
 What the notes claim, after Kitaev et al. 2020 (arXiv 2001.04451):
