@@ -5,9 +5,7 @@
 
 What the notes claim, after Kitaev et al. 2020 (arXiv 2001.04451):
 
-duplication   section 5, table 2: of a sequence `0w0w` the second half is to be told from the first; trained with full
-              attention or n rounds of hashing, tested with m. There 511 symbols of 127 and 150,000 steps, here 63 of 63
-              and 1,500, in which a decoder of one layer learns it all the same.
+duplication   more rounds are better, and enough of them as good as full attention (`experiments/duplication.py`)
 error         how far attention by hashing is from full attention, by rounds. Tokens come in pairs of near directions,
               and look at their partners; one round finds a partner with the probability p, and R rounds miss it with
               (1 − p)^R, so the error should fall as the root of that. Beside it tokens that have no neighbour, of which
@@ -25,32 +23,26 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import mean
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.long import CHUNK, HEADS, WIDTH, contestants, timed
 from benchmarks.memory import peak
-from peftlab.data.batch import Batch
+from experiments import duplication
+from experiments.duplication import FULL
 from peftlab.data.files import make_folder, write_text
 from peftlab.errors import told
 from peftlab.layers.lsh import LSHAttention, attend_all, attend_sorted
 from peftlab.layers.reversible import irreversible, reversible
 from peftlab.models.reformer import ReformerConfig, ReformerDecoder, calls
-from peftlab.peft import Full
 from peftlab.report.axes import ALONE, Scale, padded, svg, y_axis
 from peftlab.report.markup import Markup, tag
 from peftlab.report.page import page_head, write_page
-from peftlab.tasks.language_model import LanguageModel
-from peftlab.tasks.next_token import IGNORED
-from peftlab.train.config import Train
-from peftlab.train.loop import Training, ask
 from peftlab.train.memory import keep_freed
-from peftlab.train.stop import Stop
 
 Lines = dict[str, list[tuple[float, float]]]
 """name → points"""
@@ -60,15 +52,8 @@ Lines = dict[str, list[tuple[float, float]]]
 class Sizes:
     """How much of everything."""
 
-    word: int = 63
-    """symbols of w"""
-    symbols: int = 64
-    """from which they are drawn, with the 0 before it"""
-    steps: int = 1500
-    tested: int = 64
-    """sequences, each with some rotations"""
-    rotations: int = 4
-    rounds: tuple[int, ...] = (1, 2, 4, 8)
+    task: duplication.Sizes = field(default_factory=duplication.Sizes)
+    """of the duplication task"""
     tokens: int = 2048
     """of which the error is measured"""
     hashes: int = 32
@@ -79,13 +64,13 @@ class Sizes:
     """for the time of each length"""
 
 
-QUICK = Sizes(word=31, steps=4, tested=4, rotations=2, rounds=(1, 2), tokens=256, hashes=4, depths=(1, 4), longest=2048)
-FEW = 16
-"""tokens of a chunk in the duplication task: a round sees a quarter of all"""
-BATCH, LR = 8, 5e-3
-VALIDATION, TEST = range(2**30, 2**30 + 16), range(2**31, 2**32)
-"""numbers of their sequences, far from those to train on"""
-FULL = "full"
+QUICK = Sizes(
+    duplication.Sizes(word=31, steps=4, tested=4, rotations=2, rounds=(1, 2)),
+    tokens=256,
+    hashes=4,
+    depths=(1, 4),
+    longest=2048,
+)
 NEAR, LENGTH = 0.75, 16.0
 """cosine of the angle between the directions of a pair, and the length of queries: most weight is then the partner's"""
 PAIRS, FORMULA, SINGLE = "tokens in pairs", "√(1 − p)^R, as pairs should", "tokens without neighbours"
@@ -108,130 +93,11 @@ def measure(sizes: Sizes) -> dict[str, Lines]:
     """All that the page shows."""
     keep_freed()
     return {
-        "duplication": duplication(sizes),
+        "duplication": duplication.duplication(sizes.task),
         "error": error(sizes),
         "memory": memory(sizes),
         "time": times(sizes),
     }
-
-
-# The duplication task
-
-
-@dataclass(frozen=True)
-class Duplicates:
-    """Sequences `0w0w` of 2 · half tokens, each w drawn from its number."""
-
-    numbers: range
-    half: int
-    symbols: int
-    fixed: ClassVar[bool] = True
-
-    @property
-    def rows(self) -> list[int]:
-        return list(self.numbers)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def lengths(self) -> list[int]:
-        return [2 * self.half - 1] * len(self)
-
-    def weight(self, rows: Sequence[int]) -> int:
-        return len(rows)
-
-    def batch(self, rows: Sequence[int]) -> tuple[Batch, Tensor]:
-        """All tokens but the last, and as labels [B, T] the token after each, −100 where w is new."""
-        tokens = torch.stack([self.drawn(row) for row in rows]).repeat(1, 2)
-        labels = tokens[:, 1:].clone()
-        labels[:, : self.half] = IGNORED
-        return Batch(tokens[:, :-1], torch.ones_like(labels)), labels
-
-    def drawn(self, row: int) -> Tensor:
-        """[half] 0 and w."""
-        draw = torch.Generator().manual_seed(self.numbers[row])  # of which torch reads 32 bits
-        return torch.cat(
-            [torch.zeros(1, dtype=torch.long), torch.randint(1, self.symbols, (self.half - 1,), generator=draw)]
-        )
-
-
-class Duplicate(LanguageModel):
-    """The score is the share of symbols that are told rightly."""
-
-    def judge(self, model: Any, inputs: Batch, labels: Tensor) -> Sequence[float]:
-        hidden, wanted = self.states(model, inputs, labels)
-        right = model.read(hidden).argmax(-1) == wanted
-        return right.view(len(labels), -1).float().mean(1).tolist()
-
-    def score(self, judged: Sequence[float], rows: Any) -> float:
-        return mean(judged)
-
-
-def duplication(sizes: Sizes) -> Lines:
-    """How often symbols are right, trained with full attention or some rounds, tested with each; full stands last."""
-    found: Lines = {}
-    beyond = 2 * max(sizes.rounds)
-    for trained in (None, *reversed(sizes.rounds)):
-        model = learn(trained, sizes)
-        name = f"trained with {FULL if trained is None else trained}"
-        found[name] = [(rounds or beyond, test(model, rounds, sizes)) for rounds in (*sizes.rounds, None)]
-    return found
-
-
-def learn(rounds: int | None, sizes: Sizes) -> ReformerDecoder:
-    """A decoder of one layer after so many rounds of hashing, or full attention, in each step."""
-    torch.manual_seed(0)
-    half = sizes.word + 1
-    model = ReformerDecoder(
-        ReformerConfig(
-            vocab=sizes.symbols,
-            dim=64,
-            layers=1,
-            heads=2,
-            inner=64,
-            dropout=0.0,
-            max_length=2 * half,
-            axes=(1, 2 * half),  # each position has a vector of its own
-            axis_dims=(1, 63),
-        )
-    )
-    look_with(model, rounds)
-    rows, held = (Duplicates(part, half, sizes.symbols) for part in (range(sizes.steps * BATCH), VALIDATION))
-    how = Train(
-        steps=sizes.steps,
-        batch=BATCH,
-        lr=LR,
-        weight_decay=0.0,
-        warmup=0.03,
-        schedule="cosine",
-        evaluations=5,
-        precision="fp32",
-    )
-    training = Training(model.train(), Full(), Duplicate(), rows, held, how)
-    while not training.done:
-        if training.due:
-            training.evaluate(Stop())
-        else:
-            training.step()
-    training.finish()
-    return model
-
-
-def look_with(model: ReformerDecoder, rounds: int | None) -> None:
-    """So many rounds of hashing from now on; None: one chunk of all tokens, which is full attention."""
-    for module in model.modules():
-        if isinstance(module, LSHAttention):
-            module.rounds, module.chunk = (1, model.config.max_length) if rounds is None else (rounds, FEW)
-
-
-def test(model: ReformerDecoder, rounds: int | None, sizes: Sizes) -> float:
-    """The mean over rotations, which are the same for all."""
-    look_with(model, rounds)
-    rows, shares = Duplicates(TEST[: sizes.tested], sizes.word + 1, sizes.symbols), []
-    for seed in range(sizes.rotations if rounds else 1):
-        model.config = replace(model.config, seed=seed)
-        shares.append(mean(ask(model, rows, Duplicate().judge, "fp32")))
-    return mean(shares)
 
 
 # What hashing misses, takes and saves
@@ -339,8 +205,8 @@ PANELS = {
     "error": Panel(
         "What hashing misses",
         "The distance from full attention by rounds. Where tokens have near neighbours it falls as fast as the chance"
-        " that all rounds miss them, p being what one finds; it stays above 0, for what several rounds find counts"
-        " several times. Where no token is near, there is little that a hash could find.",
+        " that all rounds miss them, p being what one finds; it stays above 0, perhaps as what several rounds find"
+        " counts several times. Where no token is near, there is little that a hash could find.",
         "rounds",
         "‖LSH − full‖ / ‖full‖",
         log=True,

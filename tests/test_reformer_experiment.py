@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments import reformer
-from experiments.reformer import FULL, Duplicate, Duplicates, Sizes
+from experiments import duplication, reformer
+from experiments.duplication import FULL, Duplicate, Duplicates, Sizes
 from peftlab.layers.lsh import LSHAttention
 from peftlab.tasks.next_token import IGNORED
 
@@ -29,25 +29,25 @@ def test_a_row_is_twice_the_same_and_only_the_second_half_is_asked_for():
 
 
 def test_no_sequence_of_the_test_is_trained_on():
-    parts = range(1500 * reformer.BATCH), reformer.VALIDATION, reformer.TEST[:64]
+    parts = range(1500 * duplication.BATCH), duplication.VALIDATION, duplication.TEST[:64]
     drawn = [[tuple(Duplicates(part, 8, 30).drawn(row).tolist()) for row in range(len(part))] for part in parts]
     assert len(set().union(*drawn)) == sum(map(len, drawn))
 
 
 def test_the_task_is_learned_with_full_attention_and_told_by_its_rounds(monkeypatch):
-    monkeypatch.setattr(reformer, "FEW", 4)
-    sizes = replace(TINY, word=11, symbols=12, steps=100, tested=16, rotations=3, rounds=(1, 4))
-    model = reformer.learn(None, sizes)
-    assert reformer.test(model, None, sizes) > 0.99
-    assert reformer.test(model, 1, sizes) < reformer.test(model, 4, sizes)
+    monkeypatch.setattr(duplication, "FEW", 4)
+    sizes = Sizes(word=11, symbols=12, steps=100, tested=16, rotations=3, rounds=(1, 4))
+    model = duplication.learn(None, sizes)
+    assert duplication.test(model, None, sizes) > 0.99
+    assert duplication.test(model, 1, sizes) < duplication.test(model, 4, sizes)
     # by hand, of the rotations that come first
     model.config = replace(model.config, seed=0)
-    reformer.look_with(model, 1)
-    inputs, labels = Duplicates(reformer.TEST[:16], 12, 12).batch(range(16))
+    duplication.look_with(model, 1)
+    inputs, labels = Duplicates(duplication.TEST[:16], 12, 12).batch(range(16))
     with torch.no_grad():
         guesses = model(inputs).logits.argmax(-1)
     right = (guesses == labels)[:, 12:].float().mean().item()
-    assert reformer.test(model, 1, replace(sizes, rotations=1)) == pytest.approx(right)
+    assert duplication.test(model, 1, replace(sizes, rotations=1)) == pytest.approx(right)
 
 
 def test_one_round_sees_what_a_loop_over_chunks_finds(monkeypatch):
@@ -103,8 +103,8 @@ def test_the_table_is_that_of_the_paper():
 
 def test_guessing_is_right_as_often_as_chance_has_it():
     sizes = Sizes(word=20, symbols=8, steps=1, tested=50, rotations=1)
-    rows = Duplicates(reformer.TEST[:50], 21, 8)
-    model = reformer.learn(1, sizes)
+    rows = Duplicates(duplication.TEST[:50], 21, 8)
+    model = duplication.learn(1, sizes)
     judged = Duplicate().judge(model, *rows.batch(range(50)))
     assert len(judged) == 50
     chance = 1 / 7
