@@ -260,7 +260,11 @@ class ReformerDecoder(Reformer, Writer):
 
 
 class ReformerMemory(Memory):
-    """The text so far, which is read again for each token: a new one moves the chunks of all."""
+    """The text so far, which is read again for each token: a new one moves the chunks of all.
+
+    So does padding: beside a longer text a row is hashed into other buckets and cut at other places, and may go on
+    otherwise than alone. Who wants the same text always gives one row at a time, as `peftlab predict` does.
+    """
 
     def __init__(self, batch: Batch, names: Sequence[str | None] | None) -> None:
         order = batch.mask.int().argsort(dim=1, stable=True)  # padding to the left, so that rows grow at one end
