@@ -25,8 +25,9 @@ from peftlab.models.reformer import ReformerConfig, ReformerDecoder
 from peftlab.peft import Full
 from peftlab.tasks.language_model import LanguageModel
 from peftlab.tasks.next_token import IGNORED
+from peftlab.train.asking import ask
 from peftlab.train.config import Train
-from peftlab.train.loop import Training, ask
+from peftlab.train.loop import Training
 from peftlab.train.stop import Stop
 
 FEW = 16

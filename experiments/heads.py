@@ -43,7 +43,7 @@ from peftlab.report.axes import ALONE, fit, svg
 from peftlab.report.markup import Markup, tag
 from peftlab.report.numbers import points, signed
 from peftlab.tasks.parse import encode, relation_names
-from peftlab.train.loop import ask
+from peftlab.train.asking import ask
 from peftlab.train.parsing import read_trees
 
 DIRECTIONS = ("dependent → head", "head → dependent")

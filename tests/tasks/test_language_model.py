@@ -13,7 +13,8 @@ from peftlab.data.tokenizer import Tokenizer
 from peftlab.models.pretrained import load_checkpoint
 from peftlab.models.writer import Marks
 from peftlab.tasks.language_model import LanguageModel, Packed, pack, perplexities
-from peftlab.train.loop import ask, backward
+from peftlab.train.asking import ask
+from peftlab.train.loop import backward
 from peftlab.train.order import Order
 
 LINES = ["A dog runs over the green grass.", "Two men.", "ü 漢", "A woman reads a book in the park.", "One"]

@@ -13,7 +13,8 @@ from peftlab.models.encoder import Encoder, EncoderConfig
 from peftlab.models.parser import Parser, parser_of
 from peftlab.tasks.parse import Encoded, Parse, completed, encode, gather, relation_names, scores, unknown_tree
 from peftlab.tasks.tree import best_tree
-from peftlab.train.loop import ask, backward
+from peftlab.train.asking import ask
+from peftlab.train.loop import backward
 
 TREES = {
     "the dog barks": Tree([2, 3, 0], ["det", "nsubj", "root"]),

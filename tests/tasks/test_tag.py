@@ -14,7 +14,8 @@ from peftlab.errors import UserError
 from peftlab.models.encoder import Encoder, EncoderConfig
 from peftlab.models.tagger import Tagger
 from peftlab.tasks.tag import Tag, encode, entities, is_bio, repair, scores, tag_names
-from peftlab.train.loop import ask, backward
+from peftlab.train.asking import ask
+from peftlab.train.loop import backward
 
 
 def tagged(text: str, line: int = 1) -> Tagged:

@@ -24,8 +24,8 @@ from peftlab.models.base import Base
 from peftlab.models.own import make_model
 from peftlab.models.writer import Marks
 from peftlab.tasks.language_model import LanguageModel, pack, perplexities
-from peftlab.train import loop
 from peftlab.train.artefact import open_run
+from peftlab.train.asking import ask
 from peftlab.train.config import Config, make_config, read_config_file
 from peftlab.train.export import export_run
 from peftlab.train.looking import look
@@ -228,7 +228,7 @@ def perplexity(base: Base, letters: Path) -> float:
     """Of a base as it is, on the test part: the last 5 % of the lines."""
     lines = letters.read_text().splitlines()[-75:]
     packed = pack(base.tokenizer, Text(lines, list(range(75))), min(32, base.room), base.model.marks)
-    judged = loop.ask(base.model, packed, LanguageModel().judge, "fp32")
+    judged = ask(base.model, packed, LanguageModel().judge, "fp32")
     return perplexities(judged, len(packed.tokens) - 1, packed.words)["perplexity"]
 
 

@@ -17,8 +17,8 @@ from peftlab.data.conll import Sentence, Tagged
 from peftlab.models.base import Base
 from peftlab.tasks import parse, tag
 from peftlab.train.artefact import ADAPTER
+from peftlab.train.asking import ask
 from peftlab.train.config import Sentences
-from peftlab.train.loop import ask
 
 Given = str | tuple[str, str] | Sentence
 """a text, two that belong together, or a sentence that is split already"""

@@ -15,8 +15,9 @@ from peftlab.models.heads import Classifier
 from peftlab.tasks.classify import Classify, Encoded, chosen, encode, scores
 from peftlab.tasks.task import Rows
 from peftlab.train.artefact import adapt
+from peftlab.train.asking import ask
 from peftlab.train.config import Config
-from peftlab.train.loop import Training, ask
+from peftlab.train.loop import Training
 from peftlab.train.stop import Stop
 from peftlab.train.work import Comparable
 

@@ -12,8 +12,9 @@ from peftlab.errors import UserError
 from peftlab.models.writer import Marks
 from peftlab.tasks.language_model import LanguageModel, Packed, pack, perplexities
 from peftlab.tasks.next_token import marks
+from peftlab.train.asking import ask
 from peftlab.train.config import Config
-from peftlab.train.loop import Training, ask
+from peftlab.train.loop import Training
 from peftlab.train.stop import Stop
 from peftlab.train.writing import Writing, room
 

@@ -95,7 +95,7 @@ def look(folder: Path, lines: Iterator[Given]) -> list[Seen]:
 def look_labelling(labeller: Labeller, text: Line, before: int) -> Seen:
     """The label of a text, and each of its tokens' attention to all of them."""
     [answer] = labeller.answer([text], before)
-    batch = labeller.read([text])
+    batch, _ = labeller.read([text]).batch([0])
     assert isinstance(batch, Batch)
     tokens = readable(labeller.base.tokenizer, batch.ids[0].tolist())
     layers = labeller.base.model(batch, attention=True).attention

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +18,14 @@ from peftlab.errors import Stopped, UserError
 from peftlab.models.model import Model
 from peftlab.peft.method import Method
 from peftlab.tasks.task import Rows, Task
+from peftlab.train.asking import ask
 from peftlab.train.checkpoint import Checkpoints, State
 from peftlab.train.config import Train
 from peftlab.train.frozen import Frozen, room_for
 from peftlab.train.memory import out_of_memory, return_freed
 from peftlab.train.metrics import Tell
 from peftlab.train.optim import adamw, rate
-from peftlab.train.order import Order, sorted_batches
+from peftlab.train.order import Order
 from peftlab.train.precision import computing_in, pick_precision
 from peftlab.train.stop import Interrupted, Stop
 
@@ -248,35 +248,6 @@ def backward(model: Model, task: Task, data: Rows, rows: Sequence[int], parts: i
         loss.backward()
         total += float(loss.detach())
     return total
-
-
-Answer = TypeVar("Answer")
-
-
-@torch.no_grad()
-def ask(
-    model: Model,
-    data: Rows,
-    question: Callable[[Model, Any, Tensor], Sequence[Answer]],
-    precision: str,
-    stop: Stop | None = None,
-) -> list[Answer]:
-    """What a model answers for each row, in their order; the question is asked batch by batch."""
-    training = model.training
-    model.eval()
-    device = next(model.parameters()).device
-    found: dict[int, Answer] = {}
-    try:
-        for rows in sorted_batches(data.lengths()):
-            if stop is not None:
-                stop.check()
-            inputs, labels = data.batch(rows)
-            with computing_in(precision, device):
-                answers = question(model, inputs.to(device), labels.to(device))
-            found |= dict(zip(rows, answers, strict=True))
-    finally:
-        model.train(training)
-    return [found[row] for row in range(len(data))]
 
 
 def random_state(device: torch.device) -> dict[str, str]:

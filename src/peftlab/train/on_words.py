@@ -16,8 +16,9 @@ from peftlab.models.heads import Labels
 from peftlab.tasks import parse, tag
 from peftlab.tasks.task import Tally, Task
 from peftlab.train.artefact import adapt
+from peftlab.train.asking import ask
 from peftlab.train.config import Config, Sentences
-from peftlab.train.loop import Training, ask
+from peftlab.train.loop import Training
 from peftlab.train.stop import Stop
 from peftlab.train.work import Comparable
 

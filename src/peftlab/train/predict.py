@@ -13,17 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peftlab.data.batch import Batch, Images
+from peftlab.data.batch import Batch
 from peftlab.data.conll import Sentence, kind_of, read_conllu
 from peftlab.data.decode import read_images
+from peftlab.data.examples import Examples
+from peftlab.data.images import ImageReader
 from peftlab.data.parallel import Pairs
+from peftlab.data.pictures import Pictures
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.generate.search import Sample, Written, stream
 from peftlab.models.base import Base
+from peftlab.tasks.classify import Classify, Pictured
+from peftlab.tasks.classify import encode as tokenised
+from peftlab.tasks.task import Rows
 from peftlab.tasks.translate import Encoded, encode, frames
 from peftlab.train.annotate import Annotator, Given, TreeParser, WordTagger, text_of, written
 from peftlab.train.artefact import ADAPTER, open_run
+from peftlab.train.asking import ask
 from peftlab.train.config import Config
 from peftlab.train.order import sorted_batches
 from peftlab.train.translating import search, translate
@@ -84,14 +91,14 @@ class Labeller:
         """The most tokens of a text."""
         return min(self.config.task.max_length, self.base.room)
 
-    def read(self, lines: list[Line]) -> Batch | Images:
+    def read(self, lines: list[Line]) -> Rows:
         """The tokens of the texts; what is too long loses its end."""
-        return self.base.tokenizer.encode(lines, max_length=self.length, truncate=True)
+        texts: Any = lines
+        return tokenised(self.base.tokenizer, Examples(texts, *unlabelled(lines)), self.length)
 
-    @torch.no_grad()
     def answer(self, lines: list[Line], before: int) -> Iterator[Answer]:
         """An answer for each line; `before` them so many were read."""
-        logits = self.base.model(self.read(lines), logits_only=True).logits
+        logits = ask(self.base.model, self.read(lines), Classify().judge, "fp32")
         for text, row in zip(lines, logits, strict=True):
             probabilities = dict(zip(self.names, row.softmax(0).tolist(), strict=True))
             label = self.names[int(row.argmax())]
@@ -103,15 +110,22 @@ class Viewer(Labeller):
 
     given = "image"
 
-    def read(self, lines: list[Line]) -> Images:
+    @property
+    def size(self) -> int:
+        """The side of an image in pixels."""
+        assert self.config.images is not None
+        return self.config.images.size or int(self.base.config.image)
+
+    def read(self, lines: list[Line]) -> Rows:
         """The images, as those that it was trained on."""
-        return self.base.images(torch.stack(self.pixels(lines)))
+        reader, c = self.base.reader, self.base.config
+        assert isinstance(reader, ImageReader)
+        part = Pictures(torch.stack(self.pixels(lines)), *unlabelled(lines))
+        return Pictured(part, reader, self.size, c.channels, c.tokens(self.size))
 
     def pixels(self, lines: list[Line]) -> list[Tensor]:
         """Of each file; one that is no image ends it."""
-        assert self.config.images is not None
-        c = self.base.config
-        found = read_images([Path(whole(line)) for line in lines], self.config.images.size or c.image, c.channels)
+        found = read_images([Path(whole(line)) for line in lines], self.size, self.base.config.channels)
         for problem in found:
             if isinstance(problem, UserError):
                 raise problem
@@ -212,6 +226,11 @@ def characters(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
         if len(text) > shown:
             yield text[shown:]
             shown = len(text)
+
+
+def unlabelled(lines: Sequence[Line]) -> tuple[list[int], list[int]]:
+    """Labels that nobody asks for, and the numbers of the lines."""
+    return [0] * len(lines), list(range(1, len(lines) + 1))
 
 
 def whole(line: Line) -> str:

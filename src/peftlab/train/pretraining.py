@@ -43,9 +43,10 @@ from peftlab.tasks.masked_tokens import MaskedRows, MaskedTokens, masking
 from peftlab.tasks.replaced_tokens import ReplacedTokens
 from peftlab.tasks.task import Task
 from peftlab.train.artefact import trained_folder
+from peftlab.train.asking import ask
 from peftlab.train.config import Config, Pretraining
 from peftlab.train.config import ReplacedTokens as ReplacedTokensConfig
-from peftlab.train.loop import Training, ask
+from peftlab.train.loop import Training
 from peftlab.train.precision import pick_device
 from peftlab.train.stop import Stop
 from peftlab.train.work import Work

@@ -16,9 +16,10 @@ from peftlab.models.model import Model
 from peftlab.models.writer import Marks, Writer
 from peftlab.tasks.next_token import marks
 from peftlab.tasks.translate import Encoded, Translate, bleu_by_length, encode, scores
+from peftlab.train.asking import ask
 from peftlab.train.config import Config
 from peftlab.train.config import Translate as Settings
-from peftlab.train.loop import Training, ask
+from peftlab.train.loop import Training
 from peftlab.train.stop import Stop
 from peftlab.train.writing import Writing, room
 

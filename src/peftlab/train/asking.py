@@ -1,0 +1,73 @@
+"""Asking a model for an answer to each row, in evaluation, in tests and in `predict`: sorted by length, batch by batch.
+
+On a processor as many batches are asked at once as there are threads, each on one of them. Products that small do not
+fill two threads: on MiniLM with two cores that is 1.25 times as fast as one batch after the other. Whatever is drawn
+comes with the rows, so that the order in which answers come changes nothing.
+
+    ask(model, rows, task.judge, "fp32")             # an answer a row, in their order
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from peftlab.models.model import Model
+from peftlab.tasks.task import Rows
+from peftlab.train.order import sorted_batches
+from peftlab.train.precision import computing_in
+from peftlab.train.stop import Stop
+
+TOKENS = 4096
+"""of all batches that are asked at once"""
+WORTH = 512
+"""tokens that are worth a thread"""
+
+Answer = TypeVar("Answer")
+Question = Callable[[Model, Any, Tensor], Sequence[Answer]]
+
+
+def ask(model: Model, data: Rows, question: Question[Answer], precision: str, stop: Stop | None = None) -> list[Answer]:
+    """What a model answers for each row, in their order; the question is asked batch by batch."""
+    training, device = model.training, next(model.parameters()).device
+    found: dict[int, Answer] = {}
+
+    @torch.no_grad()
+    def answer(inputs: Any, labels: Tensor) -> Sequence[Answer]:
+        with computing_in(precision, device):
+            return question(model, inputs.to(device), labels.to(device))
+
+    model.eval()
+    try:
+        with threads_of(device) as (pool, count):
+            asked: deque[tuple[list[int], Future[Sequence[Answer]]]] = deque()
+            for rows in sorted_batches(data.lengths(), TOKENS // count):
+                if stop is not None:
+                    stop.check()
+                asked.append((rows, pool.submit(answer, *data.batch(rows))))
+                if len(asked) > count:
+                    first, answers = asked.popleft()
+                    found |= dict(zip(first, answers.result(), strict=True))
+            for rows, answers in asked:
+                found |= dict(zip(rows, answers.result(), strict=True))
+    finally:
+        model.train(training)
+    return [found[row] for row in range(len(data))]
+
+
+@contextmanager
+def threads_of(device: torch.device) -> Iterator[tuple[ThreadPoolExecutor, int]]:
+    """Threads that share those of torch, and how many there are; another device is given one batch after the other."""
+    before = torch.get_num_threads()
+    count = min(before, TOKENS // WORTH) if device.type == "cpu" else 1
+    try:
+        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(before // count,)) as pool:
+            yield pool, count
+    finally:
+        torch.set_num_threads(before)  # a thread's own number is also that of threads to come
