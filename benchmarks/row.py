@@ -21,6 +21,8 @@ class Settings:
     """whether the peer at its best is compiled"""
     quick: bool = False
     """a short run: too short for a verdict, long enough to see that something became slow"""
+    rounds: int | None = None
+    """the most of a row; None: as many as it has"""
 
 
 @dataclass(frozen=True)
@@ -59,4 +61,4 @@ class Row:
 
     def turns(self, settings: Settings) -> int:
         """How many rounds there are."""
-        return min(3, self.rounds) if settings.quick else self.rounds
+        return min(self.rounds, settings.rounds or self.rounds, 3 if settings.quick else self.rounds)

@@ -39,6 +39,9 @@ class Side:
             cwd=Path(__file__).parent.parent,
             env=os.environ | dict.fromkeys(THREADS, str(settings.threads)) | QUIET,
         )
+
+    def wait(self) -> None:
+        """Until it is built and warm; nothing of that is raced, so all sides may do it at once."""
         self.answer()
 
     def answer(self) -> Any:

@@ -58,13 +58,17 @@ def goal(row: Figures, side: str) -> str:
     return f"{wanted:.2f} {'[green]met[/]' if row[f'ratio_{side}'] >= wanted else '[red]missed[/]'}"
 
 
-def regressions(found: Sequence[Figures], kept: Sequence[Figures]) -> list[str]:
-    """A sentence for each ratio that is more than a fifth lower than in the kept table, where that has the row."""
-    before = {row["row"]: row for row in kept}
+def regressions(row: Figures, kept: Sequence[Figures]) -> list[str]:
+    """A sentence for each ratio that is more than a fifth lower than in the kept table.
+
+    A ratio depends on the processor, too: it is compared with one that was kept on the same kind.
+    """
     told = []
-    for row in found:
+    for before in kept:
+        if any(row[key] != before[key] for key in ("row", "processor")):
+            continue
         for side in ("default", "best"):
-            now, then = row[f"ratio_{side}"], before.get(row["row"], {}).get(f"ratio_{side}")
+            now, then = row[f"ratio_{side}"], before[f"ratio_{side}"]
             if now is not None and then is not None and now < (1 - ALLOWED) * then:
                 told.append(f"{row['row']}: {now:.2f} times the peer's {side}, which was {then:.2f}")
     return told

@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.contestant import Turn
 from benchmarks.row import Row, Settings
 from benchmarks.side import Side
@@ -40,6 +42,8 @@ def race(row: Row, point: Mapping[str, Any], settings: Settings) -> Turns:
     for together in [1] * rounds if row.fresh else [rounds]:
         with ExitStack() as there:
             sides = {side: there.enter_context(Side(row, point, side, settings)) for side in row.sides}
+            for built in sides.values():
+                built.wait()
             for number in range(together):
                 for side in row.sides if number % 2 == 0 else reversed(row.sides):
                     turns[side].append(sides[side].turn())
@@ -72,6 +76,7 @@ def summary(row: Row, turns: Turns, peaks: Mapping[str, float]) -> dict[str, Any
         figures[f"ratio_{side}"] = statistics.median(ratios) if ratios else None
         spread[f"quartiles_{side}"] = quartiles(ratios) if ratios else None
     figures |= {"goal_default": row.goal_default, "goal_best": row.goal_best, "unit": row.unit, **spread}
+    figures["processor"] = torch.backends.cpu.get_cpu_capability()
     for side in ("ours", "default", "best"):
         figures[f"memory_{side}"] = turns[side][0].memory if side in turns else None
     first = turns["ours"][0]

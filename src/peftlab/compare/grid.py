@@ -29,7 +29,7 @@ from peftlab.train.stop import stopping
 
 POLL = 0.2
 """seconds between two looks at the processes"""
-PRELOADED = ["peftlab.compare.grid", "torch._dynamo"]
+PRELOADED = ["peftlab.compare.grid", "torch._dynamo", "sklearn.metrics"]
 """what a run takes seconds to import (the second comes with torch's optimizers): imported once, then forked"""
 
 KINDS = ("task", "tag", "parse", "images")
