@@ -77,9 +77,10 @@ def main() -> None:
         serve(given)
         return
     precisions = [given.precision] if given.precision else ["fp32", "bf16"]
-    if "bf16" in precisions and pick_precision("auto", torch.device("cpu")) != "bf16":
-        print("this processor does not compute in bf16, which would take 30 times as long: fp32 alone", file=sys.stderr)
-        precisions.remove("bf16")
+    if pick_precision("auto", torch.device("cpu")) != "bf16" and "bf16" in precisions:
+        slow = "this processor does not compute in bf16, which takes many times as long"
+        print(f"{slow}{'' if given.precision else ': fp32 alone, unless --precision bf16'}", file=sys.stderr)
+        precisions = precisions if given.precision else ["fp32"]
     found = [
         measure(shape, precision, given.threads, given.seconds)
         for shape in ([given.shape] if given.shape else SHAPES)
