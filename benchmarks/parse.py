@@ -4,7 +4,8 @@
     python -m benchmarks.parse --run runs/parse
 
 Without a run the parser's weights are drawn, so that no sentence's best heads are a tree by themselves: every tree has
-to be searched for, which is the most work that a parser can make.
+to be searched for, which is the most work that a parser can make. What is read at once is sorted by length and
+parsed in batches, whose mean size is told: `predict` reads 256 sentences at once.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from peftlab.data.conll import Sentence
 from peftlab.data.treebank import load_sentences
+from peftlab.data.words import encode_words
 from peftlab.errors import UserError, told
 from peftlab.models.base import load
 from peftlab.models.parser import Parser, parser_of
@@ -26,7 +28,9 @@ from peftlab.peft import LoRA
 from peftlab.tasks.parse import relation_names
 from peftlab.train.annotate import TreeParser, written
 from peftlab.train.artefact import adapt
+from peftlab.train.asking import TOKENS, WORTH
 from peftlab.train.config import Parse
+from peftlab.train.order import sorted_batches
 from peftlab.train.parsing import read_trees
 from peftlab.train.predict import CHUNK, open_finished
 
@@ -35,31 +39,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="ud-english-ewt", help="a treebank: a short name, a folder or a file")
     parser.add_argument("--run", type=Path, help="a finished run's folder instead of weights that are drawn")
+    parser.add_argument("--layers", type=int, help="use the first so many blocks of the base; of a run it is its own")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--times", type=int, default=3, help="how often the test part is parsed")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     with told():
         sentences = load_sentences(given.data, read_trees).tests["test"]
-        trained = untrained(sentences) if given.run is None else open_finished(given.run)
+        trained = untrained(sentences, given.layers) if given.run is None else open_finished(given.run)
         if not isinstance(trained, TreeParser):
             raise UserError(f"{given.run} is no parser: give the folder of a run with [parse]")
-    table = Table("sentences at once", "sentences a second", "lowest", "highest")
+    table = Table("sentences read at once", "in a batch", "sentences a second", "lowest", "highest")
     table.title = f"{len(sentences):,} sentences parsed, {given.threads} threads"
     for size in (32, CHUNK):
         parse(trained, sentences[:CHUNK], size)
         rates = [len(sentences) / parse(trained, sentences, size) for _ in range(given.times)]
         found = (statistics.median(rates), min(rates), max(rates))
-        table.add_row(str(size), *(f"{rate:,.0f}" for rate in found))
+        table.add_row(str(size), f"{in_a_batch(trained, sentences, size):.0f}", *(f"{rate:,.0f}" for rate in found))
     Console().print(table)
     print(f"torch {torch.__version__}")
 
 
-def untrained(sentences: Sequence[Sentence]) -> TreeParser:
+def in_a_batch(trained: TreeParser, sentences: Sequence[Sentence], size: int) -> float:
+    """How many sentences a batch has, where so many are read at once."""
+    words = encode_words(trained.base.tokenizer, [sentence.words for sentence in sentences], trained.length)
+    lengths, share = words.lengths(), TOKENS // min(torch.get_num_threads(), TOKENS // WORTH)
+    batches = sum(len(sorted_batches(lengths[i : i + size], share)) for i in range(0, len(lengths), size))
+    return len(sentences) / batches
+
+
+def untrained(sentences: Sequence[Sentence], layers: int | None) -> TreeParser:
     """A parser whose weights are drawn, on MiniLM with a LoRA."""
     torch.manual_seed(0)
     names = relation_names(sentence.tree() for sentence in sentences)
-    base = adapt(load("minilm"), LoRA(), Parser(names))
+    base = adapt(load("minilm").shallow(layers), LoRA(), Parser(names))
     for parameter in parser_of(base.model).parameters():
         torch.nn.init.normal_(parameter, std=0.05)
     return TreeParser(base, Parse())

@@ -23,7 +23,7 @@ from experiments.runs import run_all
 from peftlab.compare.grid import Job
 from peftlab.data.files import make_folder, read_object, write_text
 from peftlab.errors import UserError, told
-from peftlab.report.axes import ALONE, Scale, padded, svg, x_axis, y_axis
+from peftlab.report.axes import ALONE, Scale, apart, padded, svg, x_axis, y_axis
 from peftlab.report.markup import Markup, tag
 from peftlab.train.config import read_config_file
 
@@ -109,13 +109,15 @@ def chart(learned: Learned) -> Markup:
     x = Scale(*padded([*SIZES], log=True), LEFT, RIGHT, log=True)
     y = Scale(*padded(every), BOTTOM, TOP)
     drawn = []
-    for number, (name, model) in enumerate(learned.items()):
+    for number, model in enumerate(learned.values()):
         runs = {int(images): found for images, found in model["accuracy"].items()}
         means = [(x(images), y(mean(found))) for images, found in runs.items()]
         drawn.append(tag("path", d="M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in means), class_=f"m{number}"))
         points = [(x(images), y(value)) for images, found in runs.items() for value in found]
         drawn += [tag("circle", cx=a, cy=b, r=4, class_=f"m{number}") for a, b in points]
-        drawn.append(tag("text", MODELS[name], x=RIGHT + 6, y=means[-1][1] + (-6 if number == 0 else 12)))
+    last = [y(mean(model["accuracy"][str(max(SIZES))])) for model in learned.values()]
+    for name, beside in zip(learned, apart(last), strict=True):
+        drawn.append(tag("text", MODELS[name], x=RIGHT + 6, y=beside + 4))
     axes = [
         x_axis(x, BOTTOM, TOP, "images to train on", lambda value: f"{value:,.0f}"),
         y_axis(y, LEFT, RIGHT, lambda value: f"{value:.0%}"),

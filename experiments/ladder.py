@@ -20,7 +20,7 @@ from experiments.runs import run_all
 from peftlab.compare.grid import Job
 from peftlab.data.files import make_folder, read_object, write_text
 from peftlab.errors import told
-from peftlab.report.axes import ALONE, Scale, svg, x_axis, y_axis
+from peftlab.report.axes import ALONE, Scale, apart, svg, x_axis, y_axis
 from peftlab.report.markup import Markup, tag
 from peftlab.train.config import read_config_file
 
@@ -95,11 +95,13 @@ def chart(rungs: dict[str, dict[str, Any]]) -> Markup:
     x = Scale(0, max(map(middle, bins)) * 1.05, 48, WIDTH - 150)
     y = Scale(0, max(bin_["bleu"] for bin_ in bins) * 1.1, HEIGHT - 48, 16)
     lines = []
-    for number, (name, rung) in enumerate(rungs.items()):
+    for number, rung in enumerate(rungs.values()):
         points = [(x(middle(bin_)), y(bin_["bleu"])) for bin_ in rung["by_length"]]
         lines.append(tag("path", d="M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points), class_=f"rung{number}"))
         lines += [tag("circle", cx=a, cy=b, r=4, class_=f"rung{number}") for a, b in points]
-        lines.append(tag("text", RUNGS[name], x=points[-1][0] + 10, y=points[-1][1] + 4))
+    last = [rung["by_length"][-1] for rung in rungs.values()]
+    for name, bin_, beside in zip(rungs, last, apart([y(bin_["bleu"]) for bin_ in last]), strict=True):
+        lines.append(tag("text", RUNGS[name], x=x(middle(bin_)) + 10, y=beside + 4))
     title = "BLEU by the length of the source: one vector, attention, attention alone"
     axes = [
         x_axis(x, HEIGHT - 48, 16, "words of the source", lambda value: f"{value:g}"),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from peftlab.report.markup import Markup, tag
 
@@ -110,6 +111,26 @@ def y_axis(scale: Scale, x: float, right: float, text: Callable[[float], str], a
         lines.append(tag("line", x1=x, x2=right, y1=y, y2=y, class_="grid"))
         lines.append(tag("text", text(tick), x=x - 7, y=y + 4, class_="tick", text_anchor="end"))
     return tag("g", lines)
+
+
+def apart(places: Sequence[float], gap: float = 15.0) -> list[float]:
+    """Where labels stand that would be nearer to each other than `gap`: as a column around their middle.
+
+    >>> apart([100.0, 20.0, 104.0])
+    [94.5, 20.0, 109.5]
+    """
+    columns: list[list[int]] = []
+
+    def column(members: list[int]) -> list[float]:
+        first = fmean(places[i] for i in members) - gap * (len(members) - 1) / 2
+        return [first + gap * k for k in range(len(members))]
+
+    for place in sorted(range(len(places)), key=lambda i: places[i]):
+        columns.append([place])
+        while len(columns) > 1 and column(columns[-1])[0] - column(columns[-2])[-1] < gap:
+            columns[-2:] = [columns[-2] + columns[-1]]
+    found = {i: y for members in columns for i, y in zip(members, column(members), strict=True)}
+    return [found[i] for i in range(len(places))]
 
 
 def svg(width: float, height: float, title: str, *content: str, class_: str = "") -> Markup:
