@@ -7,33 +7,37 @@
 What the notes claim: a discriminator learns more from the same operations than a masked language model, because it is
 asked of every token (Clark et al. 2020, arXiv 2003.10555). `pretraining` trains the two bases of configs/mlm-tiny.toml
 and configs/electra-tiny.toml, which cost the same, fine-tunes each on 8,000 rows of SST-2 with three seeds, and beside
-them a model of the same shape that starts from nothing. `variants` does the same at a quarter of the steps for the ways
-to share weights, sizes of the generator, and a generator that is to fool the discriminator.
+them a model of the same shape that starts from nothing. `variants` does the same at a quarter of the operations for the
+ways to share weights, sizes of the generator, and a generator that is to fool the discriminator.
 
-Leaves `table.json` beside the runs, and prints the table: the mean accuracy with its interval of 95 % over the seeds. A
-run that is done is not run again.
+Leaves `table.json` beside the runs, and prints the table: the mean accuracy, its interval of 95 % over test rows and
+seeds of fine-tuning, and whether it can be told from that of the first base (`compare/statistics.py`). Each base is
+pretrained once: what another seed of that would change is not in it. A run that is done is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import statistics
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t
-
 from experiments.runs import run_all
 from peftlab.compare.grid import Job
+from peftlab.compare.scores import resample
+from peftlab.compare.statistics import judge
 from peftlab.data.files import make_folder, read_object, write_text
 from peftlab.errors import told
+from peftlab.models.flops import electra_training_flops
+from peftlab.models.own import make
+from peftlab.models.pretraining import Electra, ReplacedTokenHead, make_generator
 from peftlab.train.config import Config, make_config, override_value, read_config_file
+from peftlab.train.run import open_work
+from peftlab.train.work import Comparable
 
 SEEDS, ROWS = 3, 8000
 SHORTER = 4
-"""times fewer steps for a variant"""
+"""times fewer operations for a variant"""
 CONFIGS = {"masked tokens": "mlm-tiny.toml", "replaced tokens": "electra-tiny.toml"}
 VARIANTS: dict[str, list[str]] = {
     "generator 1/4, embeddings shared": [],
@@ -72,7 +76,9 @@ def main() -> None:
         # a base at a time, with all threads: what it costs is told in minutes, too
         run_all([Job(config, out / slug(name), name) for name, config in bases.items()], 1, out)
         run_all([job for jobs in fine.values() for job in jobs], 2, out)
-        rows = {name: summary(None if name == NOTHING else out / slug(name), jobs) for name, jobs in fine.items()}
+        rows = judged(fine)
+        for name in bases:
+            rows[name] |= cost_of(out / slug(name))
         write_text(out / "table.json", json.dumps(rows, indent=1) + "\n")
     print(table(rows))
 
@@ -88,12 +94,32 @@ def pretraining(given: argparse.Namespace) -> dict[str, Config]:
 
 
 def variants(given: argparse.Namespace) -> dict[str, Config]:
-    """ELECTRA as it is, and with one thing changed at a time; all with as many steps."""
+    """ELECTRA as it is, and with one thing changed at a time; each has as many steps as the same operations allow."""
     path = given.configs / CONFIGS["replaced tokens"]
     steps = read_config_file(path).train.steps
     assert steps is not None
     fewer = [f"train.steps={steps // SHORTER}", "train.evaluations=2", *given.set]
-    return {name: configured(path, [*fewer, *changes]) for name, changes in VARIANTS.items()}
+    plain = configured(path, fewer)
+    assert plain.train.steps is not None
+    budget = plain.train.steps * row_cost(plain)
+    found = {}
+    for name, changes in VARIANTS.items():
+        changed = [*fewer, *changes]
+        affordable = max(2, round(budget / row_cost(configured(path, changed))))
+        found[name] = configured(path, [*changed, f"train.steps={affordable}"])
+    return found
+
+
+def row_cost(config: Config) -> float:
+    """The operations of training on a row."""
+    asked = config.replaced_tokens
+    assert asked is not None
+    assert config.model is not None
+    encoder: Any = make({"max_length": asked.length, **config.model}, {"vocab": asked.vocab})
+    generator = make_generator(encoder, asked.generator, asked.sharing, "gelu")
+    model = Electra(encoder, ReplacedTokenHead(encoder.config, "gelu"), generator)
+    alone = 0.5 if asked.two_stage else 0.0
+    return electra_training_flops(model, asked.length, round(asked.share * asked.length), alone)
 
 
 def configured(path: Path, overrides: list[str]) -> Config:
@@ -123,32 +149,35 @@ def fine_tunings(given: argparse.Namespace, bases: dict[str, Config], out: Path)
     return found
 
 
-def summary(folder: Path | None, jobs: list[Job]) -> dict[str, Any]:
-    """What the table needs of a base and of the classifiers that were made of it."""
-    accuracies = [read_object(job.folder / "result.json")["accuracy"] for job in jobs]
-    result = {} if folder is None else read_object(folder / "result.json")
+def cost_of(folder: Path) -> dict[str, Any]:
+    """What the table needs of a base."""
+    result = read_object(folder / "result.json")
     keys = ("flops", "tokens", "seconds", "tokens_second", "perplexity", "rtd_accuracy")
-    return {key: result[key] for key in keys if key in result} | {
-        "accuracies": accuracies,
-        "mean": statistics.mean(accuracies),
-        "interval": half_width(accuracies),
-    }
+    return {key: result[key] for key in keys if key in result}
 
 
-def half_width(values: list[float]) -> float:
-    """Of the interval of 95 % around the mean, by Student's t.
-
-    >>> round(half_width([0.70, 0.72, 0.71]), 4)
-    0.0248
-    """
-    if len(values) < 2:
-        return math.inf
-    return float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+def judged(fine: dict[str, list[Job]]) -> dict[str, dict[str, Any]]:
+    """What the table needs of the classifiers that were made of each base."""
+    jobs = next(iter(fine.values()))
+    work = open_work(jobs[0].config)
+    assert isinstance(work, Comparable)
+    (name, part), *_ = work.data.tests.items()
+    predictions = [
+        [read_object(job.folder / "result.json")["predictions"][name] for job in jobs] for jobs in fine.values()
+    ]
+    names = list(fine)
+    analysis = judge(resample(work.gold(part), predictions, len(work.labels)), names)
+    rows: dict[str, dict[str, Any]] = {}
+    for base in names:
+        estimate, apart = analysis.estimates[base], analysis.between(base, names[0])
+        rows[base] = {"mean": estimate.mean, "low": estimate.low, "high": estimate.high}
+        rows[base]["verdict"] = "" if apart is None else apart.verdict
+    return rows
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """In Markdown."""
-    heads = ["base", "TFLOP", "tokens", "minutes", "perplexity", "RTD accuracy", "accuracy on the task"]
+    heads = ["base", "TFLOP", "tokens", "minutes", "perplexity", "RTD accuracy", "accuracy on the task", "to the first"]
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
     for name, row in rows.items():
         cells = [
@@ -157,9 +186,11 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
             f"{row['seconds'] / 60:.0f}" if "seconds" in row else "0",
             f"{row['perplexity']:.1f}" if "perplexity" in row else "",
             f"{row['rtd_accuracy']:.3f}" if "rtd_accuracy" in row else "",
-            f"{100 * row['mean']:.1f} ± {100 * row['interval']:.1f}",
+            f"{100 * row['mean']:.1f} ({100 * row['low']:.1f} … {100 * row['high']:.1f})",
+            row["verdict"],
         ]
         lines.append(f"| {' | '.join([name, *cells])} |")
+    lines += ["", "The perplexity of an ELECTRA is its generator's, where every token to guess is masked."]
     return "\n".join(lines)
 
 

@@ -31,6 +31,17 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory):
+    """What is made of the tests' texts does not go into the user's cache."""
+    from peftlab.data import tokens
+
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "cache_folder", lambda: folder)
+        yield
+
+
 @pytest.fixture(scope="session")
 def minilm() -> Path:
     """The folder of the real MiniLM weights, from the local cache, the hub or the registry."""

@@ -59,6 +59,21 @@ def test_what_has_no_file_is_the_end_of_the_training_lines(tmp_path):
     assert {name: part.lines for name, part in data.tests.items()} == {"test_a": ["a"], "test_b": ["b"]}
 
 
+def test_a_folder_of_text_files_is_one_text_in_the_order_of_their_names(tmp_path):
+    folder = tmp_path / "books"
+    write(folder / "b.txt", ["", *LINES[10:]])
+    write(folder / "a.txt", LINES[:5])
+    (folder / "aa.txt.gz").write_bytes(gzip.compress("\n".join(LINES[5:10]).encode()))
+    write(folder / "notes.md", ["no text"])
+    (folder / "._a.txt").write_bytes(b"\xff")  # what a Mac leaves
+    data, single = load_text(str(folder)), load_text(str(write(tmp_path / "all.txt", LINES)))
+    assert data.fingerprint() == single.fingerprint()
+    assert (data.train.lines, data.name) == (LINES[:36], "books")
+    assert data.train.rows == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, *range(2, 28)], "each in its own file"
+    write(folder / "test.txt", ["for the test"])
+    assert f"there is no file {folder / 'train.txt'}" in refusal(folder), "where parts are named, all are"
+
+
 def test_packed_files_and_lines_without_text(tmp_path):
     content = "\ufeff first  \r\n\n   \nzweite Zeile: ü 漢\n".encode() + b"more\n" * 30
     for name, packed in {"a.txt": content, "a.txt.gz": gzip.compress(content), "a.bz2": bz2.compress(content)}.items():
@@ -90,7 +105,10 @@ def test_mistakes_are_one_sentence_each(tmp_path):
     (tmp_path / "half.txt.gz").write_bytes(gzip.compress(b"a line\n" * 999)[:-9])
     assert "half.txt.gz cannot be read" in refusal(tmp_path / "half.txt.gz")
     folder = tmp_path / "folder"
+    folder.mkdir()
+    assert refusal(folder) == f"there is no file {folder / 'train.txt'}"
     write(folder / "trian.txt", LINES)
+    write(folder / "test.txt", LINES)
     assert refusal(folder) == f"there is no file {folder / 'train.txt'}: did you mean 'trian.txt'?"
     write(folder / "train.txt", LINES)
     write(folder / "val.txt", LINES)

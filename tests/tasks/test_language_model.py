@@ -113,7 +113,7 @@ def test_loss_and_perplexity_are_those_of_transformers(gpt2, tokenizer):
     total = 0.0
     for row, length in enumerate(packed.lengths()):
         # theirs shifts the labels itself: all tokens of a row and the one after it
-        ids = packed.tokens[row * 12 : row * 12 + length + 1][None]
+        ids = packed.tokens[row * 12 : row * 12 + length + 1][None].long()
         loss = float(stock(input_ids=ids, labels=ids).loss)
         assert judged[row] == pytest.approx(loss * length, rel=1e-4)
         total += loss * length

@@ -48,3 +48,10 @@ def test_the_fingerprint_changes_with_configuration_and_data():
 def test_an_override_without_a_value_is_told():
     with pytest.raises(UserError, match=r"has no value: write section.key=value"):
         read_config("", ["train.lr"])
+
+
+def test_the_learning_rate_is_the_method_s_and_higher_for_a_model_that_starts_from_nothing():
+    adapted = read_config('[method]\nname = "full"').completed()
+    fresh = read_config('[language_model]\nname = "x.txt"\n[model]\nkind = "decoder"').completed()
+    assert adapted.train.lr == adapted.build_method().lr < fresh.train.lr
+    assert read_config('[model]\nkind = "decoder"\n[train]\nlr = 1e-5').completed().train.lr == 1e-5

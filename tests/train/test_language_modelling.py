@@ -30,7 +30,7 @@ from peftlab.train.config import Config, make_config, read_config_file
 from peftlab.train.export import export_run
 from peftlab.train.looking import look
 from peftlab.train.predict import answer_lines, characters, open_finished, spoken
-from peftlab.train.run import run
+from peftlab.train.run import open_work, run
 
 MODEL = {
     "kind": "decoder",
@@ -116,6 +116,40 @@ def test_an_interrupted_training_ends_with_the_same_bits(letters, tmp_path):
         assert whole[key] == again[key]
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "again")]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("asked", [{}, {"units": "bytes"}, {"lowercase": True}], ids=str)
+def test_another_start_neither_learns_a_vocabulary_nor_tokenises(letters, asked, monkeypatch):
+    config = going_round(letters, language_model={"limit": 100, **asked})
+    first = open_work(config)
+    rows = first.prepare().data
+    monkeypatch.setattr(Tokenizer, "ids", lambda self, text: pytest.fail(text))
+    monkeypatch.setattr(Tokenizer, "train_on", lambda *texts, **settings: pytest.fail("learned anew"))
+    again = open_work(config)
+    assert torch.equal(again.prepare().data.tokens, rows.tokens)
+    assert again.base.tokenizer.to_json() == first.base.tokenizer.to_json()
+    assert [part.rows for part in again.tests.values()] == [part.rows for part in first.tests.values()]
+
+
+def test_a_tokenizer_may_be_given(letters, tmp_path):
+    for name, texts in {"one": ["a b c d"], "other": ["a b c d", "ab cd ef ab cd ef"]}.items():
+        Tokenizer.train_on(texts, "bpe", vocab_size=270).save(tmp_path / name)
+    asked = {"tokenizer": str(tmp_path / "tokenizer"), "limit": 100}
+    config = going_round(letters, language_model=asked, steps=1, evaluations=1)
+    (tmp_path / "tokenizer").symlink_to(tmp_path / "one")
+    run(config, tmp_path / "run")
+    assert peftlab.load(tmp_path / "run" / "model").tokenizer.to_json() == Tokenizer.load(tmp_path / "one").to_json()
+    before = open_work(config).hashes()
+    (tmp_path / "tokenizer").unlink()
+    (tmp_path / "tokenizer").symlink_to(tmp_path / "other")
+    assert open_work(config).hashes() != before, "a run does not go on with another"
+
+
+def test_a_base_may_be_given_its_own_tokenizer(letters, gpt2):
+    asked = {"tokenizer": str(gpt2), "limit": 100}
+    work = open_work(going_round(letters, base=gpt2, language_model=asked))
+    work.prepare()
+    assert work.base.tokenizer.to_json() == Tokenizer.load(gpt2).to_json()
 
 
 REFORMER = {
@@ -306,12 +340,30 @@ def test_a_run_s_model_is_a_base_for_another(letters, trained, tmp_path):
         ({"model": MODEL, "translate": {}}, "has .translate. and .language_model.: a run has one task"),
         ({"base": "tiny"}, "base '.*' is of the kind Encoder: give a GPT-2 .* or a .model. to train"),
         ({"base": "gpt2", "method": {"name": "head"}}, "head trains nothing of a model without a head"),
+        ({"model": MODEL, "language_model": {"tokenizer": "nowhere"}}, "nowhere has none of tokenizer.json"),
+        (
+            {"model": MODEL, "language_model": {"tokenizer": "gpt2", "units": "bytes"}},
+            "language_model has units and a tokenizer, which has its own: leave one of them out",
+        ),
+        ({"model": MODEL, "language_model": {"tokenizer": "tiny"}}, "this tokenizer has no marks for start and end"),
+        (
+            {"base": "gpt2", "language_model": {"tokenizer": "tiny"}},
+            "language_model.tokenizer .* is not that of base '.*': leave it out",
+        ),
+        ({"base": "mismatched"}, "the tokenizer of base '.*' has 27[0-9] tokens and its model 200: they do not belong"),
     ],
 )
 def test_mistakes_are_told_before_training(letters, gpt2, tiny, tmp_path, settings, message):
-    bases = {"gpt2": str(gpt2), "tiny": str(tiny)}
+    bases = {"gpt2": str(gpt2), "tiny": str(tiny), "mismatched": str(tmp_path / "mismatched")}
     task = {"name": str(letters), "vocab": 300, "length": 32}
     content = {**settings, "language_model": task | settings.get("language_model", {})}
+    asked = content["language_model"]
+    asked |= {"tokenizer": bases.get(asked["tokenizer"], asked["tokenizer"])} if "tokenizer" in asked else {}
+    if content.get("base") == "mismatched":
+        sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 2, "eos_token_id": 2}
+        small = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=200, **sizes))
+        small.save_pretrained(bases["mismatched"])
+        Tokenizer.load(gpt2).save(bases["mismatched"])
     if "base" in content:
         content["base"] = bases[content["base"]]
     with pytest.raises(UserError, match=message) as caught:

@@ -11,7 +11,6 @@ from small import films, left_alone_and_interrupted, write_films
 
 import peftlab
 from peftlab.compare.compare import Question
-from peftlab.data import tokens
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.models.base import base_fingerprint
@@ -32,15 +31,6 @@ MODEL = {
     "init_std": 0.1,
 }
 CONFIGS = Path(__file__).parents[2] / "configs"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _own_cache(tmp_path_factory):
-    """The tokens of the tests' texts do not go into the user's cache."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "cache_folder", lambda: folder)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +121,21 @@ def test_an_interrupted_training_ends_with_the_same_bits(tmp_path, kind, asked):
         assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["masked_tokens", "replaced_tokens"])
+def test_another_start_neither_learns_a_vocabulary_nor_tokenises(letters, kind, monkeypatch):
+    config = pretrain(letters, kind, asked={"limit": 100})
+    first = open_work(config)
+    first.prepare()
+    # a letter is what asks for the marks around it
+    ids = Tokenizer.ids
+    monkeypatch.setattr(Tokenizer, "ids", lambda self, text: ids(self, text) if len(text) == 1 else pytest.fail(text))
+    monkeypatch.setattr(Tokenizer, "train_on", lambda *texts, **settings: pytest.fail("learned anew"))
+    again = open_work(config)
+    again.prepare()
+    assert again.base.tokenizer.to_json() == first.base.tokenizer.to_json()
+    assert torch.equal(again.rows.text[range(9)], first.rows.text[range(9)])
+
+
 def test_it_learns_in_bf16_too(letters, tmp_path):
     asked = {"sharing": "none", "adversarial": True}
     found = run(
@@ -151,6 +156,13 @@ def test_two_stages_cost_less_than_both_networks_at_once(letters):
 
 
 # Its result is a base
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra"])
+def test_a_second_text_begins_as_the_first_was_taught(kind, request):
+    segments = peftlab.load(request.getfixturevalue(kind)).model.embedding.segments.weight
+    assert segments.shape[0] == 2
+    torch.testing.assert_close(segments[1], segments[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["bert", "electra"])

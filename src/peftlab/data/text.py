@@ -2,7 +2,8 @@
 
     load_text("wikitext2")                 articles of the English Wikipedia, fetched and checked
     load_text("book.txt")                  one file, also as .gz or .bz2
-    load_text("data/letters")              a folder with train.txt, valid.txt (or val, validation, dev) and test.txt
+    load_text("data/letters")              a folder with train.txt, valid.txt (or val, validation, dev) and test.txt,
+                                           or with any text files (*.txt): one text, in the order of their names
 
 A line is a text of its own; the spaces around it and lines without text are left out. What there is no file for is
 taken from the end of the training lines: the last 5 % are the test, the 5 % before them the validation. Whatever is
@@ -25,6 +26,8 @@ from peftlab.errors import UserError
 
 PART = re.compile(r"(train|val|valid|validation|dev|test\w*)\.(\w+)")
 ENDINGS = ("txt", "raw")
+ANY = re.compile(r"([^.].*)\.(txt)")
+"""what a folder is read from where no file is named as a part"""
 TAKEN = 0.05
 """share of the training lines that a missing validation or test part takes"""
 
@@ -66,7 +69,8 @@ class Corpus:
 def load_text(name: str) -> Corpus:
     """The text of a short name, a file or a folder, checked and split."""
     path = fetch_data(name)
-    parts = {part: read_text(file) for part, file in (_parts(path) if path.is_dir() else {"train": path}).items()}
+    files = _parts(path) if path.is_dir() else {"train": [path]}
+    parts = {part: read_text(*paths) for part, paths in files.items()}
     train = parts.pop("train")
     count = max(1, round(TAKEN * len(train)))
     for part in ("test", "validation"):
@@ -77,9 +81,9 @@ def load_text(name: str) -> Corpus:
     return Corpus(path.resolve().name, train, parts.pop("validation"), parts)
 
 
-def read_text(path: Path) -> Text:
-    """The lines of a file that have text."""
-    numbered = [(line, row) for row, line in enumerate(read_lines(path), 1) if line]
+def read_text(*paths: Path) -> Text:
+    """The lines of files that have text."""
+    numbered = [(line, row) for path in paths for row, line in enumerate(read_lines(path), 1) if line]
     return Text([line for line, _ in numbered], [row for _, row in numbered])
 
 
@@ -118,14 +122,17 @@ def missing(path: Path) -> UserError:
     return UserError(f"there is no file {path}" + (f": did you mean {near[0]!r}?" if near else ""))
 
 
-def _parts(folder: Path) -> dict[str, Path]:
-    """The file of each part of a folder."""
-    found: dict[str, Path] = {}
-    for part, ending, path in part_files(folder):
+def _parts(folder: Path) -> dict[str, list[Path]]:
+    """The files of each part of a folder: one by its name, or all that there are to train on, where none has one."""
+    named, texts = list(part_files(folder)), [path for _, _, path in part_files(folder, ANY)]
+    if texts and not named:
+        return {"train": texts}
+    found: dict[str, list[Path]] = {}
+    for part, ending, path in named:
         if ending in ENDINGS:
             if part in found:
-                raise UserError(f"{folder} has {found[part].name} and {path.name}: leave one of them there")
-            found[part] = path
+                raise UserError(f"{folder} has {found[part][0].name} and {path.name}: leave one of them there")
+            found[part] = [path]
     if "train" not in found:
         raise missing(folder / "train.txt")
     return found

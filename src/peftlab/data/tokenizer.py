@@ -52,7 +52,7 @@ class Tokenizer:
         backend.no_padding()  # a tokenizer.json may carry padding of its own (all-MiniLM: 128); only `encode` decides
         backend.no_truncation()
         # what is spelled as a mark is then text like any other; `transformers` knows the setting, too
-        backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
+        self.splits_marks = backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
         marks = _marks(backend, config)
         known = {token.content for token in backend.get_added_tokens_decoder().values()}
         backend.add_special_tokens([mark for mark, _ in marks.values() if mark not in known])
@@ -160,7 +160,7 @@ class Tokenizer:
         return list(texts)
 
     def to_json(self) -> str:
-        """All that it is, as one text: two tokenizers with equal texts are equal."""
+        """Vocabulary and rules as one text: two tokenizers with equal texts, and equal `splits_marks`, are equal."""
         return str(self._backend.to_str())
 
     def encode(

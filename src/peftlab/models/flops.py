@@ -41,3 +41,13 @@ def discriminator_flops(model: Electra, T: int) -> float:
     """Of a row in which every token is judged, without the generator."""
     config: EncoderConfig = model.config
     return encoder_flops(config, T) + 2 * T * config.dim * (config.dim + 1)
+
+
+def electra_training_flops(model: Electra, T: int, k: int, alone: float = 0.0) -> float:
+    """Of training on a row, there and back; `alone`: the share of the steps in which the generator is trained and
+    nothing else, and after which it no longer learns.
+    """
+    guess, judge = masked_flops(model.generator, T, k), discriminator_flops(model, T)
+    if alone:
+        return alone * TRAINED * guess + (1 - alone) * (guess + TRAINED * judge)
+    return TRAINED * (guess + judge)

@@ -1,7 +1,8 @@
 """Language modelling (N→next): after every token of a text the next one, by a model that sees those before it.
 
-The text is tokenised once and packed: its lines stand in one row, each with the end mark behind it, and are cut into
-sequences of equal length, so that no token is padding but at the very end. Every token is predicted once.
+The text is tokenised once (`data/tokens.py`) and packed: its lines stand in one row, each with the end mark behind it,
+and are cut into sequences of equal length, so that no token is padding but at the very end. Every token is predicted
+once.
 
     the text       </s> a line </s> another one </s>
     a row is given </s> a line </s> another
@@ -15,10 +16,8 @@ Shapes: B rows, T tokens of the longest, N tokens that are to be predicted, V to
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +26,7 @@ from torch import Tensor
 from peftlab.data.batch import Batch
 from peftlab.data.text import Text
 from peftlab.data.tokenizer import Tokenizer
+from peftlab.data.tokens import tokenise
 from peftlab.models.writer import Marks
 from peftlab.tasks.next_token import IGNORED, NextToken, padded
 
@@ -62,18 +62,18 @@ class Packed:
 
     def batch(self, rows: Sequence[int]) -> tuple[Batch, Tensor]:
         """These rows, and as labels [B, T] the token after each, −100 at padding."""
-        given = [self.tokens[row * self.length : (row + 1) * self.length + 1] for row in rows]
+        given = [self.tokens[row * self.length : (row + 1) * self.length + 1].long() for row in rows]
         return padded([row[:-1] for row in given], self.pad), padded([row[1:] for row in given], IGNORED).ids
 
 
 def pack(tokenizer: Tokenizer, text: Text, length: int, mark: Marks, lowercase: bool = False) -> Packed:
     """Tokenise once, and cut into rows of `length` tokens."""
     lines = [line.lower() if lowercase else line for line in text.lines]
-    ids = [[*tokenizer.ids(line), mark.end] for line in lines]
-    starts = [0, *accumulate(map(len, ids))]  # where each line begins, among the tokens that are predicted
-    rows = [text.rows[bisect_right(starts, place) - 1] for place in range(0, starts[-1], length)]
+    tokens = tokenise(tokenizer, lines, mark.end)
+    firsts = torch.arange(1, len(tokens.ids), length)  # the place of what each row is to say first
+    owners = torch.searchsorted(tokens.starts, firsts, right=True) - 1
     words = sum(len(line.split()) + 1 for line in lines)
-    return Packed(torch.tensor([mark.end, *chain.from_iterable(ids)]), length, rows, words, mark.pad)
+    return Packed(tokens.ids, length, [text.rows[line] for line in owners.tolist()], words, mark.pad)
 
 
 @dataclass(frozen=True)

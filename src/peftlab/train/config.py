@@ -63,8 +63,12 @@ class Sentences(Section):
 
     name: str = "ud-english-ewt"
     """a short name, a file, or a folder with train.conllu (or .conll, .jsonl), dev.… and test.…"""
-    max_length: int = Field(128, ge=4)
-    """tokens of a sentence; longer ones lose their last words, which then count as wrong"""
+    max_length: int = Field(512, ge=4)
+    """tokens of a sentence, at most as many as the base has positions; longer ones lose their last words, which then
+    count as wrong"""
+    layers: int | None = Field(None, ge=1)
+    """blocks of the base that are used, the first so many; None: all. MiniLM, which was trained on whole sentences,
+    knows most of words in the midst of its six"""
     limit: int | None = Field(None, ge=1)
     """train on at most so many sentences"""
     test_limit: int | None = Field(None, ge=1)
@@ -123,11 +127,14 @@ class LanguageModel(Section):
     """What to go on with, in the place of [task]."""
 
     name: str = "wikitext2"
-    """a short name, a file, or a folder with train.txt, valid.txt and test.txt"""
+    """a short name, a file, or a folder with train.txt, valid.txt and test.txt, or with any text files (*.txt)"""
+    tokenizer: str | None = None
+    """the folder of the tokenizer that a [model] is to have; None: a byte-level BPE vocabulary learned from the
+    training text; a base has its own"""
     lowercase: bool = False
     """whether all is read and written in lower case"""
     vocab: int = Field(8000, ge=300)
-    """tokens of the vocabulary that a [model] learns from the training text; a base has its own"""
+    """tokens of the vocabulary that is learned"""
     units: Literal["bytes"] | None = None
     """bytes: a token of a [model] is a byte, and no vocabulary is learned; None: a piece of a word"""
     length: int = Field(128, ge=2)
@@ -150,7 +157,7 @@ class Pretraining(Section):
     """What text to pretrain an encoder on, in the place of [task]."""
 
     name: str = "wikitext2"
-    """a short name, a file, or a folder with train.txt, valid.txt and test.txt"""
+    """a short name, a file, or a folder with train.txt, valid.txt and test.txt, or with any text files (*.txt)"""
     tokenizer: str | None = None
     """the folder of the tokenizer that a [model] is to have; None: a WordPiece vocabulary learned from the training
     text; a base has its own"""
@@ -292,6 +299,12 @@ class Config(Section):
     train: Train = Field(default_factory=Train)
 
     @property
+    def layers(self) -> int | None:
+        """The blocks of the base that are used, where it is not all."""
+        asked = self.tag or self.parse
+        return None if asked is None else asked.layers
+
+    @property
     def pretrains(self) -> bool:
         """Whether the task is to pretrain a base."""
         return any(getattr(self, name) is not None for name in PRETRAINING)
@@ -306,7 +319,7 @@ class Config(Section):
         started = self.train if before is None else before.train
         precision = self.train.precision if self.train.precision != "auto" else started.precision
         found = {
-            "lr": self.train.lr or method.lr,
+            "lr": self.train.lr or (method.lr if self.model is None else FRESH),
             "precision": pick_precision(precision, pick_device()),
             "threads": self.train.threads or started.threads or torch.get_num_threads(),
         }
@@ -326,6 +339,10 @@ class Config(Section):
     def to_toml(self) -> str:
         """As it is written into the run's folder."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+FRESH = 5e-4
+"""learning rate of a [model] of one's own, where none is asked for: it starts from nothing"""
 
 
 def read_config(text: str, overrides: Sequence[str] = (), where: str = "the configuration") -> Config:

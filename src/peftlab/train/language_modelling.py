@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from peftlab.train.asking import ask
 from peftlab.train.config import Config
 from peftlab.train.loop import Training
 from peftlab.train.stop import Stop
+from peftlab.train.vocabulary import check_tokenizer, tokenizer_hash
 from peftlab.train.writing import Writing, room
 
 
@@ -29,18 +30,22 @@ class LanguageModelling(Writing):
         super().__init__(config)
         assert config.language_model is not None
         self.asked = config.language_model
+        if self.asked.units is not None and self.asked.tokenizer is not None:
+            raise UserError("language_model has units and a tokenizer, which has its own: leave one of them out")
         data = load_text(self.asked.name)
         tests = {name: part[: self.asked.test_limit] for name, part in data.tests.items()}
         self.data = replace(data, train=data.train[: self.asked.limit], tests=tests)
         self.name = data.name
 
     def hashes(self) -> tuple[str, ...]:
-        return self.data.fingerprint(), *self.base_hash()
+        return self.data.fingerprint(), *self.base_hash(), *tokenizer_hash(self.asked.tokenizer)
 
     def marks(self, tokenizer: Tokenizer) -> Marks:
         return replace(marks(tokenizer), start=None)
 
-    def vocabulary(self, texts: Iterable[str], size: int, lowercase: bool) -> Tokenizer:
+    def vocabulary(self, texts: Sequence[str], size: int, lowercase: bool) -> Tokenizer:
+        if self.asked.tokenizer is not None:
+            return Tokenizer.load(self.asked.tokenizer)
         if self.asked.units == "bytes":
             return Tokenizer.of_bytes(lowercase)
         return super().vocabulary(texts, size, lowercase)
@@ -48,6 +53,8 @@ class LanguageModelling(Writing):
     def training(self) -> Training:
         asked = self.asked
         self.base = self.open(asked, self.data.train.lines, "language_model.length", asked.length)
+        if self.config.model is None:
+            check_tokenizer("language_model", asked.tokenizer, self.base)
         rows, held = map(self.packed, (self.data.train, self.data.validation))
         if len(rows.tokens) <= rows.length:
             tokens = f"{self.name} has {len(rows.tokens) - 1} tokens to train on"

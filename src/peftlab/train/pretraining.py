@@ -14,7 +14,6 @@ What is left in the run's folder is a base like any other, with the head that it
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +22,11 @@ from typing import Any, ClassVar
 from peftlab.data.sources import fetch_base
 from peftlab.data.text import Text, load_text
 from peftlab.data.tokenizer import Tokenizer
-from peftlab.data.tokens import token_rows
+from peftlab.data.tokens import learn_vocabulary, token_rows
 from peftlab.errors import UserError, unknown
 from peftlab.models.base import Base, load
 from peftlab.models.encoder import Encoder
-from peftlab.models.flops import TRAINED, discriminator_flops, masked_flops
+from peftlab.models.flops import TRAINED, electra_training_flops, masked_flops
 from peftlab.models.model import Model
 from peftlab.models.own import make
 from peftlab.models.pretrained import head_activation, load_head, published_as
@@ -49,6 +48,7 @@ from peftlab.train.config import ReplacedTokens as ReplacedTokensConfig
 from peftlab.train.loop import Training
 from peftlab.train.precision import pick_device
 from peftlab.train.stop import Stop
+from peftlab.train.vocabulary import check_tokenizer, tokenizer_hash
 from peftlab.train.work import Work
 
 
@@ -76,9 +76,7 @@ class PretrainingWork(Work):
         self.name = data.name
 
     def hashes(self) -> tuple[str, ...]:
-        given = self.asked.tokenizer
-        tokenizer = () if given is None else (hashlib.sha256(Tokenizer.load(given).to_json().encode()).hexdigest(),)
-        return self.data.fingerprint(), *self.base_hash(), *tokenizer
+        return self.data.fingerprint(), *self.base_hash(), *tokenizer_hash(self.asked.tokenizer)
 
     @abstractmethod
     def model(self) -> Model:
@@ -116,13 +114,7 @@ class PretrainingWork(Work):
             if not isinstance(base.model, Encoder):
                 kind = f"base {base.name!r} is of the kind {type(base.model).__name__}"
                 raise UserError(f"{kind}: give a BERT, an ELECTRA or another encoder, or a [model] to train")
-            if asked.tokenizer is not None and Tokenizer.load(asked.tokenizer).to_json() != base.tokenizer.to_json():
-                raise UserError(
-                    f"{self.section}.tokenizer {asked.tokenizer} is not that of base {base.name!r}: leave it out"
-                )
-            if base.tokenizer.vocab_size > base.config.vocab:
-                sizes = f"{base.tokenizer.vocab_size:,} tokens and its model {base.config.vocab:,}"
-                raise UserError(f"the tokenizer of base {base.name!r} has {sizes}: they do not belong together")
+            check_tokenizer(self.section, asked.tokenizer, base)
             return base
         settings = {"kind": "encoder", "max_length": asked.length, **self.settings, **self.config.model}
         if settings["kind"] != "encoder":
@@ -130,7 +122,7 @@ class PretrainingWork(Work):
         if asked.tokenizer is not None:
             tokenizer = Tokenizer.load(asked.tokenizer)
         else:
-            tokenizer = Tokenizer.train_on(self.data.train.lines, vocab_size=asked.vocab, lowercase=asked.lowercase)
+            tokenizer = learn_vocabulary(self.data.train.lines, "wordpiece", asked.vocab, asked.lowercase)
         model = make(settings, {"vocab": tokenizer.vocab_size, "pad": tokenizer.pad or 0})
         if model.config.max_length < asked.length:
             lengths = f"model.max_length is {model.config.max_length} and {self.section}.length {asked.length}"
@@ -162,6 +154,10 @@ class PretrainingWork(Work):
         """The base with its head; where no family has a place for it, the base alone."""
         place = trained_folder(folder, self.config)
         model: Any = self.now.model.cpu()
+        segments = self.base.model.embedding.segments
+        if self.config.model is not None and segments is not None:
+            # a row is one text: the others were never seen, and what is no longer trained can't make up for it
+            segments.weight.data[1:] = segments.weight.data[0]
         self.base.save(place, pretrained=model.head)
         return [place]
 
@@ -233,13 +229,8 @@ class PretrainingElectra(PretrainingWork):
 
     def flops(self) -> float:
         model: Any = self.now.model
-        length = self.rows.text.length
-        guess = masked_flops(model.generator, length, self.rows.places)
-        judge = discriminator_flops(model, length)
-        if self.asked.two_stage:
-            first = (self.now.steps // 2) / self.now.steps
-            return self.seen * (first * TRAINED * guess + (1 - first) * (guess + TRAINED * judge))
-        return TRAINED * self.seen * (guess + judge)
+        alone = (self.now.steps // 2) / self.now.steps if self.asked.two_stage else 0.0
+        return self.seen * electra_training_flops(model, self.rows.text.length, self.rows.places, alone)
 
 
 @dataclass(frozen=True)

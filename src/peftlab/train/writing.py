@@ -10,10 +10,11 @@ A base keeps its tokenizer and its marks, and is adapted by any method.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import ClassVar
 
 from peftlab.data.tokenizer import Tokenizer
+from peftlab.data.tokens import learn_vocabulary
 from peftlab.errors import UserError, unknown
 from peftlab.layers.embedding import Embedding
 from peftlab.models.base import Base, load
@@ -38,11 +39,11 @@ class Writing(Work):
     def marks(self, tokenizer: Tokenizer) -> Marks:
         """What a model of one's own lives by, with this vocabulary."""
 
-    def vocabulary(self, texts: Iterable[str], size: int, lowercase: bool) -> Tokenizer:
+    def vocabulary(self, texts: Sequence[str], size: int, lowercase: bool) -> Tokenizer:
         """Of a model of one's own."""
-        return Tokenizer.train_on(texts, "bpe", vocab_size=size, lowercase=lowercase)
+        return learn_vocabulary(texts, "bpe", size, lowercase)
 
-    def open(self, asked: Translate | LanguageModel, texts: Iterable[str], setting: str, length: int) -> Base:
+    def open(self, asked: Translate | LanguageModel, texts: Sequence[str], setting: str, length: int) -> Base:
         """What is to be trained. A model of one's own learns its vocabulary from the texts, and has positions for as
         many tokens as the setting asks for; a base may have fewer (`room`).
         """
