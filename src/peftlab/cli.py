@@ -114,6 +114,7 @@ def train(
     with Progress(*columns, disable=quiet or not sys.stderr.isatty(), console=console(stderr=True)) as bar:
         task = bar.add_task("loading", total=None, pace="")
         first: list[tuple[float, int]] = []
+        validated: list[str] = []
 
         def tell(line: dict[str, Any]) -> None:
             bar.update(task, completed=line["step"], total=line["steps"])
@@ -127,9 +128,9 @@ def train(
             if "score" in line:
                 told = {name: value for name, value in line.items() if name not in ("step", "steps", "loss", "score")}
                 others = "".join(f", {name.replace('_', ' ')} {value:.4g}" for name, value in told.items())
-                bar.update(task, description=f"loss {line['loss']:.3f}, validation {line['score']:.3f}{others}")
-            elif "loss" in line and line["step"] == 1:
-                bar.update(task, description=f"loss {line['loss']:.3f}")
+                validated[:] = [f", validation {line['score']:.3f}{others}"]
+            if "loss" in line:
+                bar.update(task, description=f"loss {line['loss']:.3f}{''.join(validated)}")
 
         result = run(settings, out, tell)
     if not quiet:
@@ -190,6 +191,8 @@ def compare(
     ((kind, names),) = kinds.items() or [("task", "reviews")]
     given_columns = {"text": text, "pair": pair, "label": label, "test": test}
     columns = {name: column for name, column in given_columns.items() if column is not None}
+    if columns and kind != "task":
+        raise UserError(f"--{next(iter(columns))} is of a file of texts with labels: leave it out with --{kind}")
     question = Question(
         tasks=[{"name": name, **columns} for name in names.split(",")],
         kind=kind,
@@ -216,7 +219,10 @@ def compare(
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="the folder of a finished run")],
     texts: Annotated[list[str] | None, typer.Argument(help="or images; none or -: lines of standard input")] = None,
-    file: Annotated[Path | None, typer.Option(help="a file with one text a line, or sentences of CoNLL-U")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="a file with one text a line; for a tagger or a parser also .conllu, .conll, .jsonl"),
+    ] = None,
     pair: Annotated[bool, typer.Option("--pair", help="each line is two texts with a tab between them")] = False,
     json_: Annotated[
         bool,
@@ -238,9 +244,10 @@ def predict(
 
     A line is a text; a tagger answers word/TAG, a parser CoNLL-U.
     """
-    from peftlab.train.predict import annotated, answer_lines, plain, read_lines, spoken
+    from peftlab.train.predict import annotated, answer_lines, plain, spoken
+    from peftlab.train.reading import answers_words, read_lines
 
-    lines = read_lines(texts, file, pair)
+    lines = read_lines(texts, file, pair, words=answers_words(folder))
     if attention is None and html is None and not json_:
         for piece in spoken(folder, lines):
             print(piece, end="", flush=True)

@@ -23,7 +23,7 @@ def unknown(what: str, given: str, choices: Iterable[str]) -> UserError:
     choices = list(choices)
     near = difflib.get_close_matches(given, choices, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UserError(f"unknown {what} {given!r}: {hint}(there are {', '.join(choices)})")
+    return UserError(f"unknown {what} {given!r}: {hint}(there are {', '.join(choices) or 'none'})")
 
 
 class Stopped(Exception):  # noqa: N818 — it is not an error

@@ -1,22 +1,25 @@
 """Comparisons of methods that tag and parse: the task's own score, paired by sentence, and its uncertainty."""
 
+import io
 import json
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from sklearn.metrics import f1_score
 from typer.testing import CliRunner
 
 from peftlab.cli import app
 from peftlab.compare.compare import Question, compare
+from peftlab.compare.gather import noted
 from peftlab.compare.results import ComparedTask, Comparison, RunResult, load
 from peftlab.compare.scores import resample, resample_counts
 from peftlab.compare.statistics import judge
 from peftlab.data.conll import Sentence, Tree, write_conllu
 from peftlab.errors import UserError
-from peftlab.report import write
+from peftlab.report import terminal, write
 from peftlab.tasks.parse import scores
 
 WORDS = {"DET": ["the", "a"], "NOUN": ["dog", "film", "cat"], "VERB": ["sees", "finds"]}
@@ -112,6 +115,29 @@ def test_sentences_are_resampled_whole():
     assert analysis.estimates["a"].mean == pytest.approx(scores([f for _, f in trees], [g for g, _ in trees])["las"])
 
 
+def test_what_was_done_to_the_data_is_told(tiny, treebank, tmp_path):
+    asked = question(tiny, treebank, "tag", methods=["head"], seeds=1, steps=1, overrides=["tag.max_length=4"])
+    comparison = compare(asked, tmp_path)
+    counts = json.loads((Path(comparison.runs[0].run) / "result.json").read_text())["counts"]
+    lost, words = counts["test"]["lost"], counts["test"]["words"]
+    assert 0 < lost < words
+    said = f"of {words} words of test {lost} cut off"
+    assert comparison.tasks[0].note.endswith(said)
+    write(comparison, tmp_path)
+    screen = Console(width=200, record=True, file=io.StringIO())
+    screen.print(terminal(comparison))
+    for text in ((tmp_path / "report.html").read_text(), (tmp_path / "results.md").read_text(), screen.export_text()):
+        assert f"{said}." in " ".join(text.split())
+    assert load(tmp_path) == comparison
+
+
+def test_methods_that_leave_less_room_are_named():
+    results = [{"method": "lora"}, {"method": "prompt", "note": "3 cut off"}, {"method": "lora", "note": ""}]
+    assert noted(results) == "3 cut off (prompt)"
+    assert noted(results[1:2] * 2) == "3 cut off"
+    assert noted(results[:1]) == noted([]) == ""
+
+
 def test_a_run_that_learned_nothing_is_told(tiny, treebank, tmp_path):
     comparison = compare(question(tiny, treebank, "parse", methods=["head"], seeds=1, steps=1), tmp_path)
     [run] = comparison.runs
@@ -142,7 +168,8 @@ def test_results_that_do_not_fit_are_told(task, run, says):
     ("arguments", "says"),
     [
         (["--tag", "x", "--parse", "y"], "--tag and --parse both say what to learn"),
-        (["--tag", "FOLDER", "--label", "z"], "unknown key of [tag] in the comparison 'label'"),
+        (["--tag", "FOLDER", "--label", "z"], "--label is of a file of texts with labels: leave it out with --tag"),
+        (["--parse", "FOLDER", "--test", "z"], "--test is of a file of texts with labels: leave it out with --parse"),
         (["--parse", "FOLDER", "--set", "parse.name=z"], "--set parse.name would make all runs alike: use --parse"),
         (
             ["--tag", "FOLDER", "--set", "task.limit=9"],

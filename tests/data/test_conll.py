@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peftlab.data.conll import Sentence, Tagged, Tree, find_cycle, read_conllu, read_tagged, write_conllu
+from peftlab.data.conll import Sentence, Tagged, Tree, find_cycle, read_conllu, read_tagged, read_words, write_conllu
 from peftlab.errors import UserError
 
 SPANISH = """# sent_id = 1
@@ -61,6 +61,19 @@ def test_what_nobody_changed_comes_back_as_bytes(tmp_path, text):
     assert (tmp_path / "same.conllu").read_bytes() == path.read_bytes()
     again = [sentence.with_tree(sentence.tree()).with_tags(sentence.tags()) for sentence in sentences]
     assert again == sentences
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_sentence_is_closed_by_a_blank_line_with_the_files_own_end(tmp_path, end):
+    whole = SPANISH.replace("\n", end)
+    for lacking in ("", end, 2 * end):
+        *_, last = read_conllu(written(tmp_path, whole.removesuffix(lacking)))
+        assert last.closed == whole[-len(last.closed) :]
+        assert last.closed.endswith("_" + 2 * end)
+
+
+def test_a_byte_order_mark_is_dropped(tmp_path):
+    assert "".join(s.text for s in read_conllu(written(tmp_path, "\ufeff" + SPANISH))) == SPANISH
 
 
 def test_a_new_tree_changes_two_columns_of_words_alone(tmp_path):
@@ -151,6 +164,17 @@ def test_the_three_formats_say_the_same(tmp_path):
         assert [(sentence.words, sentence.tags) for sentence in found] == rows
         assert [sentence.line for sentence in found] == ([1, 2] if name == "a.jsonl" else [1, 5])
         assert read_tagged(packed) == [Tagged(s.words, s.tags, packed, s.line) for s in found]
+        for each in (path, packed):
+            assert [(s.words, s.path, s.line) for s in read_words(each)] == [(s.words, each, s.line) for s in found]
+    untagged = written(tmp_path, "".join(json.dumps({"words": words}) + "\n" for words, _ in rows), "b.jsonl")
+    assert [sentence.words for sentence in read_words(untagged)] == [words for words, _ in rows]
+
+
+def test_documents_are_no_sentences(tmp_path):
+    path = written(tmp_path, "-DOCSTART- O\n\na O\n\n-DOCSTART- O\n\n-DOCSTART- O\nb O\n")
+    assert [s.words for s in read_tagged(path.rename(tmp_path / "a.conll"))] == [["a"], ["-DOCSTART-", "b"]]
+    with pytest.raises(UserError, match=r"b.conll is empty: it holds no sentence"):
+        read_tagged(written(tmp_path, "-DOCSTART-\tO\n", "b.conll"))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +183,9 @@ def test_the_three_formats_say_the_same(tmp_path):
         ("a.conll", "a O\nb\n", r"line 2: 'b' is not a word and its tag"),
         ("a.conll", "a\tO\n\nb\tc\tO\n", r"line 3: 'b\\tc\\tO' is not"),
         ("a.conll", "\tO\n", r"line 1: '\\tO' is not"),
+        ("a.conll", "# 1\na\tO\n", r"line 1: '# 1' is not a word and its tag with a tab between them"),
+        ("a.conll", "a\tO\n\n# 2\n\nb\tO\n", r"line 3: '# 2' is not a word and its tag with a tab between them"),
+        ("a.conll", "a\rb\tO\n", r"line 1: 'a\\rb\\tO' is not a word and its tag"),
         ("a.conll", "\ufeff\n", "a.conll is empty"),
         ("a.jsonl", "\n", "a.jsonl is empty"),
         ("a.jsonl", '\n{"words": ["a"]\n', "line 2: it is not JSON"),
@@ -166,6 +193,8 @@ def test_the_three_formats_say_the_same(tmp_path):
         ("a.jsonl", '{"words": ["a"]}\n', "line 1: it is not {"),
         ("a.jsonl", '{"words": ["a", " "], "tags": ["O", "O"]}\n', "line 1: it is not {"),
         ("a.jsonl", '{"words": ["\\ud800"], "tags": ["O"]}\n', "line 1: it is not {"),
+        ("a.jsonl", '{"words": ["a\\tb"], "tags": ["O"]}\n', "line 1: it is not .* in one line without tabs"),
+        ("a.jsonl", '{"words": ["a"], "tags": ["O\\n"]}\n', "line 1: it is not .* in one line without tabs"),
         ("a.jsonl", '{"words": ["a"], "tags": ["O", "O"]}\n', "line 1: it has 1 words and 2 tags"),
         ("a.jsonl", '{"words": [], "tags": []}\n', "line 1: it has 0 words and 0 tags"),
     ],

@@ -13,7 +13,7 @@ from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.models.encoder import Encoder, EncoderConfig
 from peftlab.models.tagger import Tagger
-from peftlab.tasks.tag import Tag, encode, entities, is_bio, repair, scores, tag_names
+from peftlab.tasks.tag import Tag, check_bio, encode, entities, is_bio, repair, scores, tag_names
 from peftlab.train.asking import ask
 from peftlab.train.loop import backward
 
@@ -47,7 +47,7 @@ def small(tokenizer: Tokenizer, names: tuple[str, ...], method=None) -> Encoder:
 def test_the_loss_is_the_mean_over_first_subwords_whatever_the_batch(tokenizer):
     names = tag_names(SENTENCES)
     assert names == NAMES
-    rows, model, task = encode(tokenizer, SENTENCES, names, 64), small(tokenizer, names).eval(), Tag(names)
+    rows, model, task = encode(tokenizer, SENTENCES, names, 64), small(tokenizer, names).eval(), Tag(names, bio=False)
     terms = []
     for row, sentence in enumerate(SENTENCES):
         logits = model(rows.batch([row])[0]).logits[0]
@@ -62,7 +62,7 @@ def test_the_loss_is_the_mean_over_first_subwords_whatever_the_batch(tokenizer):
 
 
 def test_a_tagger_learns_and_is_asked_through_the_loop(tokenizer):
-    rows, model, task = encode(tokenizer, SENTENCES, NAMES, 64), small(tokenizer, NAMES), Tag(NAMES)
+    rows, model, task = encode(tokenizer, SENTENCES, NAMES, 64), small(tokenizer, NAMES), Tag(NAMES, bio=False)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for _ in range(40):
         optimizer.zero_grad()
@@ -75,7 +75,7 @@ def test_a_tagger_learns_and_is_asked_through_the_loop(tokenizer):
 
 def test_tags_that_training_has_not_seen_are_counted_wrong_and_teach_nothing(tokenizer):
     unseen = [tagged("the/DET dog/X barks/VERB"), tagged("dogs/X", 7)]
-    rows, model, task = encode(tokenizer, unseen, NAMES, 64), small(tokenizer, NAMES).eval(), Tag(NAMES)
+    rows, model, task = encode(tokenizer, unseen, NAMES, 64), small(tokenizer, NAMES).eval(), Tag(NAMES, bio=False)
     assert (rows.unseen, rows.rows, rows.labels) == (2, [1, 7], [[2, -1, 4], [-1]])
     assert [len(row) for row in task.judge(model, *rows.batch([0, 1]))] == [3, 1]
     assert task.loss(model, *rows.batch([1])).item() == 0.0
@@ -86,7 +86,7 @@ def test_tags_that_training_has_not_seen_are_counted_wrong_and_teach_nothing(tok
 
 
 def test_words_that_were_cut_off_are_wrong(tokenizer):
-    rows, model, task = encode(tokenizer, SENTENCES, NAMES, 7), small(tokenizer, NAMES).eval(), Tag(NAMES)
+    rows, model, task = encode(tokenizer, SENTENCES, NAMES, 7), small(tokenizer, NAMES).eval(), Tag(NAMES, bio=False)
     assert rows.words.lost > 0
     assert rows.words.lost == 15 - rows.weight(range(4))
     judged = ask(model, rows, task.judge, "fp32")
@@ -110,10 +110,19 @@ def test_an_inside_tag_without_a_beginning_is_repaired_and_counted(tokenizer):
 @pytest.mark.parametrize("tag", ["x", "B", "I-", "S-x"])
 def test_a_tag_that_is_not_bio_among_others_is_told(tag):
     with pytest.raises(UserError, match=rf"a.conll, in the sentence from line 9: the tag '{tag}' is not O, B-type"):
-        tag_names([tagged("a/O b/B-x"), tagged(f"c/O d/{tag}", 9)])
+        check_bio([tagged("a/O b/B-x"), tagged(f"c/O d/{tag}", 9)])
+
+
+def test_words_that_are_all_outside_are_scored_as_the_other_parts_are(tokenizer):
+    rows = encode(tokenizer, [tagged("dogs/B-x see/O cats/B-x")], ("O",), 64)
+    assert Tag(("O",), bio=True).score([["O", "O", "O"]], rows) == 0
+    assert Tag(("O",), bio=False).score([["O", "O", "O"]], rows) == pytest.approx(1 / 3)
 
 
 def test_parts_of_speech_are_not_bio():
+    assert not check_bio(SENTENCES)
+    assert check_bio([tagged("a/O"), tagged("b/I-x")])
+    assert tag_names([tagged("a/B b/X")]) == ("B", "X")
     assert not is_bio(NAMES)
     assert not is_bio(["O"])
     assert is_bio(["O", "B-x"])

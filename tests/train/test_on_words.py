@@ -1,5 +1,7 @@
 """Tagging and parsing from a configuration to a run's folder and back: small treebanks, files, mistakes."""
 
+import bz2
+import gzip
 import json
 import random
 import re
@@ -17,7 +19,8 @@ from peftlab.errors import UserError
 from peftlab.train.artefact import open_run
 from peftlab.train.config import Config, make_config
 from peftlab.train.export import export_run
-from peftlab.train.predict import answer_lines, read_lines
+from peftlab.train.predict import answer_lines
+from peftlab.train.reading import read_lines
 from peftlab.train.run import open_work, run
 
 WORDS = {"DET": ["the", "a", "every"], "NOUN": ["dog", "film", "house", "cat"], "VERB": ["sees", "likes", "finds"]}
@@ -110,6 +113,24 @@ def test_entities_are_scored_by_f1_and_repaired_tags_counted(tiny, entities, tmp
     assert answer["tags"] == ["O", "B-person", "I-person", "O"]
 
 
+def write_parts(folder: Path, **tags: str) -> None:
+    """A file of two columns for each part, with three sentences of these tags."""
+    for part, row in tags.items():
+        text = "".join(f"w{i}\t{tag}\n" for i, tag in enumerate(row.split())) + "\n"
+        (folder / f"{part}.conll").write_text(3 * text)
+
+
+def test_every_part_says_whether_tags_are_bio(tiny, tmp_path):
+    write_parts(tmp_path, train="O O", dev="O B-x", test="O I-x")
+    work = open_work(asked(tiny, "tag", tmp_path))
+    assert (work.names, work.metric, work.task().bio) == (("O",), "f1", True)
+    limited = open_work(asked(tiny, "tag", tmp_path, settings={"limit": 1, "test_limit": 1}))
+    assert limited.metric == "f1"
+    write_parts(tmp_path, train="O B-x", dev="O B-x", test="O S-x")
+    with pytest.raises(UserError, match=r"test.conll, in the sentence from line 1: the tag 'S-x' is not O, B-type"):
+        open_work(asked(tiny, "tag", tmp_path))
+
+
 @pytest.mark.parametrize("section", ["tag", "parse"])
 @pytest.mark.parametrize("method", ["full", "prefix", "prompt", "head"])
 def test_every_kind_of_method_comes_back_from_its_folder(tiny, treebank, tmp_path, section, method):
@@ -149,6 +170,9 @@ def test_what_is_cut_off_is_wrong_and_counted(tiny, treebank, tmp_path):
     assert result["counts"]["test"] == {"sentences": 7, "words": 35, "lost": 14, "blank": 0, "unseen": 0, "repaired": 0}
     assert result["counts"]["train"]["sentences"] == 20
     assert result["accuracy"] <= 21 / 35
+    assert result["note"].endswith("; of 35 words of test 14 cut off")
+    done = runner.invoke(app, ["train", "-", "--out", str(tmp_path / "run")], input=short.to_toml())
+    assert re.search(r"accuracy 0\.\d{4} \(of 100 words of train 40 cut off; .*\), .* parameters trained", done.stdout)
     with pytest.warns(UserWarning, match=r"line 1: the sentence has more than 5 tokens: its last 2 words are not read"):
         [answer] = answer_lines(tmp_path / "run", iter(["the dog sees a cat"]))
     assert answer["tags"][3:] == ["_", "_"]
@@ -160,6 +184,7 @@ def test_a_tag_that_was_not_trained_on_is_counted_and_wrong(tiny, treebank, tmp_
         (tmp_path / f"{part}.conllu").write_text(text.replace("VERB", "AUX") if part == "test" else text)
     result = run(asked(tiny, "tag", tmp_path, steps=2), tmp_path / "run")
     assert result["counts"]["test"]["unseen"] == 20
+    assert result["note"] == "of 100 words of test 20 with a label unseen in training"
     assert result["accuracy"] <= 0.8
 
 
@@ -216,6 +241,66 @@ def test_predict_writes_conllu_and_keeps_what_it_did_not_ask_for(parser, tmp_pat
     assert read_conllu(tmp_path / "text.conllu")[0].tree() == TREE
 
 
+LINES = [["the", "dog", "sees"], ["a", "cat"]]
+FORMS = {
+    "a.conll": "\n".join("".join(f"{word}\tO\n" for word in words) for words in LINES),
+    "a.jsonl": "".join(json.dumps({"words": words}) + "\n" for words in LINES),
+    "a.conllu": "".join(Sentence.of(words).text for words in LINES),
+}
+PACKED = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}
+
+
+@pytest.mark.parametrize("packing", PACKED)
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("kind", ["tagger", "parser"])
+def test_predict_reads_what_train_reads(kind, name, packing, tmp_path, request):
+    path = tmp_path / f"{name}{packing}"
+    path.write_bytes(PACKED[packing](FORMS[name].encode()))
+    folder = str(request.getfixturevalue(kind))
+    done = runner.invoke(app, ["predict", folder, "--file", str(path), "--json"])
+    alone = runner.invoke(app, ["predict", folder, *map(" ".join, LINES), "--json"])
+    assert done.exit_code == 0, done.exception
+    assert done.stdout == alone.stdout
+    assert [json.loads(line)["words"] for line in done.stdout.splitlines()] == LINES
+
+
+def test_predict_reads_conllu_from_standard_input(parser, tagger):
+    done = runner.invoke(app, ["predict", str(parser)], input=RICH)
+    assert done.stdout.splitlines()[1] == "# text = the dogs see"
+    assert "2.1\tthat\tthat\tPRON" in done.stdout
+    done = runner.invoke(app, ["predict", str(tagger)], input=RICH)
+    assert done.stdout.split()[0] == "the/DET"
+    done = runner.invoke(app, ["predict", str(parser)], input=RICH.replace("\n3\t", "\n4\t"))
+    assert "standard input, line 7: its id is '4' where 3 is due" in str(done.exception)
+    done = runner.invoke(app, ["predict", str(tagger), "--json"], input="# a comment?\nthe dog\n")
+    assert [json.loads(line)["words"] for line in done.stdout.splitlines()] == [["#", "a", "comment?"], ["the", "dog"]]
+
+
+def test_a_parser_keeps_the_ends_of_lines(parser, tmp_path):
+    path = tmp_path / "rich.conllu"
+    path.write_bytes(RICH.replace("\n", "\r\n").encode())
+    [answer] = answer_lines(parser, read_lines(None, path, pair=False))
+    assert answer["conllu"].count("\n") == answer["conllu"].count("\r\n") == RICH.count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", b'{"words": ["a"]}\n{"words": ["a\\tb"]}\n', r"a.jsonl, line 2: it is not .* without tabs"),
+        ("a.jsonl", b'{"text": "a b"}\n', r"a.jsonl, line 1: it is not {\"words\": \[…\]}"),
+        ("a.conll", b"# 1\na\tO\n", r"a.conll, line 1: '# 1' is not a word and its tag"),
+        ("a.txt.gz", gzip.compress(b"a b\n"), r"a.txt.gz is packed: unpack it"),
+        ("x" * 5000, None, r"x is missing: give a file"),
+    ],
+)
+def test_a_file_that_predict_cannot_read_is_told(name, content, says, tagger, tmp_path):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    done = runner.invoke(app, ["predict", str(tagger), "--file", str(tmp_path / name)])
+    assert isinstance(done.exception, UserError), done.exception
+    assert re.search(says, str(done.exception))
+
+
 def test_a_line_without_words_is_told_and_left_out(parser):
     with pytest.warns(UserWarning, match="line 2 has no words: it is left out"):
         answers = list(answer_lines(parser, iter(["the dog", "  ", "a cat sees"])))
@@ -270,7 +355,8 @@ def test_a_treebank_is_found_by_its_short_name(tiny, treebank, tmp_path, monkeyp
     (tmp_path / "ud-english-ewt").symlink_to(treebank)
     monkeypatch.setenv("PEFTLAB_DATA", str(tmp_path))
     assert len(open_work(asked(tiny, "tag", Path("ud-english-ewt"))).data.train) == 64
-    with pytest.raises(UserError, match=r"unknown data 'wnut17'.*neither a path that exists nor a hub id"):
+    says = r"unknown data 'wnut17'.* nor a hub id.*: put a folder of that name with train, dev .* \$PEFTLAB_DATA names"
+    with pytest.raises(UserError, match=says):
         open_work(asked(tiny, "tag", Path("wnut17")))
     (tmp_path / "wnut17").symlink_to(treebank)
     assert open_work(asked(tiny, "tag", Path("wnut17"))).metric == "accuracy"
@@ -279,8 +365,17 @@ def test_a_treebank_is_found_by_its_short_name(tiny, treebank, tmp_path, monkeyp
             open_work(make_config({"base": str(tiny), "tag": {"name": name}}))
 
 
-def test_a_page_for_words_is_refused_where_there_are_none(tiny, films_file, tmp_path):
+def test_a_classifier_reads_lines_and_draws_no_words(tiny, films_file, tmp_path):
     run(films(tiny, films_file), tmp_path / "run")
+    for name, text in FORMS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+    done = runner.invoke(app, ["predict", str(tmp_path / "run"), "--file", str(tmp_path / "a.jsonl"), "--json"])
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == FORMS["a.jsonl"].splitlines()
+    done = runner.invoke(app, ["predict", str(tmp_path / "run"), "--file", str(tmp_path / "a.conllu"), "--json"])
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ["the dog sees", "a cat"]
+    done = runner.invoke(app, ["predict", str(tmp_path / "run"), "--file", str(tmp_path / "a.jsonl.gz")])
+    assert "a.jsonl.gz is packed: unpack it" in str(done.exception)
     done = runner.invoke(app, ["predict", str(tmp_path / "run"), "a film", "--html", str(tmp_path / "page.html")])
     assert "--html draws what is said of words" in str(done.exception)
 

@@ -17,7 +17,8 @@ from peftlab.train.artefact import open_run
 from peftlab.train.classifying import load_data
 from peftlab.train.config import make_config
 from peftlab.train.loop import backward
-from peftlab.train.predict import answer_lines, read_lines
+from peftlab.train.predict import answer_lines
+from peftlab.train.reading import read_lines
 from peftlab.train.run import run
 
 STEPS = {"steps": 12, "batch": 8, "evaluations": 2, "threads": 1}

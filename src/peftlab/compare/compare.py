@@ -151,6 +151,7 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
         base, base_hash = load(question.base), base_fingerprint(question.base)
         question.check_base(base.model)
         jobs = question.jobs(out)
+        base.shallow(jobs[0].config.layers)
         works: dict[str, Comparable] = {}
         hashes = {question.base: base_hash}
         for job in jobs:

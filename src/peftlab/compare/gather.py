@@ -22,8 +22,12 @@ def gather(
     jobs: Sequence[Job], works: dict[str, Comparable], hashes: dict[str, str], command: str, quick: bool
 ) -> Comparison:
     """The comparison that the jobs make together; the works by the name that each configuration gives its task."""
-    tasks = {work.name: compared(work) for work in works.values()}
-    runs = [result_of(job, works[job.task], tasks[works[job.task].name]) for job in jobs]
+    results = [read(job.folder / "result.json") if job.state == "done" else {} for job in jobs]
+    tasks = {work.name: compared(work, results) for work in works.values()}
+    runs = [
+        result_of(job, found, works[job.task], tasks[works[job.task].name])
+        for job, found in zip(jobs, results, strict=True)
+    ]
     first = jobs[0].config
     return Comparison(
         title=f"{len({run.method for run in runs})} methods on {', '.join(tasks)}",
@@ -38,8 +42,8 @@ def gather(
     )
 
 
-def compared(work: Comparable) -> ComparedTask:
-    """The test rows of a task, its parts one after the other."""
+def compared(work: Comparable, results: Sequence[dict[str, Any]]) -> ComparedTask:
+    """The test rows of a task, its parts one after the other, and what its runs say of them."""
     tests = work.data.tests
     majorities = [score for part in tests.values() if (score := work.majority(part)) is not None]
     return ComparedTask(
@@ -50,15 +54,28 @@ def compared(work: Comparable) -> ComparedTask:
         texts=[text for part in tests.values() for text in work.texts(part)],
         splits={name: len(part) for name, part in tests.items()} if len(tests) > 1 else {},
         majority=sum(majorities) / len(majorities) if majorities else None,
+        note=noted([found for found in results if found.get("task") == work.name]),
     )
 
 
-def result_of(job: Job, work: Comparable, task: ComparedTask) -> RunResult:
-    """What a run left in its folder."""
+def noted(results: Sequence[dict[str, Any]]) -> str:
+    """What runs say of their data; with the methods, where virtual tokens of some leave room for fewer words."""
+    said: dict[str, list[str]] = {}
+    for found in results:
+        methods = said.setdefault(found.get("note", ""), [])
+        if found["method"] not in methods:
+            methods.append(found["method"])
+    if len(said) == 1:
+        return next(iter(said))
+    return "; ".join(f"{note} ({', '.join(methods)})" for note, methods in said.items() if note)
+
+
+def result_of(job: Job, found: dict[str, Any], work: Comparable, task: ComparedTask) -> RunResult:
+    """What a run left in its folder, `found` of it its result."""
     names = {"method": job.config.method["name"], "task": task.name, "seed": job.config.train.seed}
     if job.state != "done":
         return RunResult(**names, status="failed", note=job.note, run=str(job.folder))
-    found, config = read(job.folder / "result.json"), read_config_file(job.folder / "config.toml")
+    config = read_config_file(job.folder / "config.toml")
     losses = [point["loss"] for point in found["curve"]]
     answers: dict[str, list[Any]] = found["predictions"]
     outcomes = [work.outcomes(answers[name], part) for name, part in work.data.tests.items()]

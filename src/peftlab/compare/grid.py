@@ -59,6 +59,8 @@ class Job:
     """waiting, running, done or failed"""
     note: str = ""
     """why it failed"""
+    begun: int | None = None
+    """the first step that was seen of it: one that goes on does not begin at 0"""
     step: int = 0
     steps: int = 0
     score: float | None = None
@@ -69,7 +71,8 @@ class Job:
 
     def left(self, now: float) -> float | None:
         """Seconds until its last step, at the pace so far."""
-        return (now - self.started) / self.step * (self.steps - self.step) if self.step else None
+        done = self.step - (self.begun or 0)
+        return (now - self.started) / done * (self.steps - self.step) if done else None
 
 
 def plan(
@@ -107,7 +110,9 @@ def plan(
 
 
 def override_for(content: dict[str, Any], override: str) -> None:
-    """`train.lr=1e-3` for every run, `lora.rank=4` for those of one method; what the grid itself decides stays."""
+    """`train.lr=1e-3` for every run, `lora.rank=4` or `lora.lr=1e-3` for those of one method; what the grid itself
+    decides stays.
+    """
     key = override.partition("=")[0].strip()
     first, _, rest = override.partition(".")
     if first in METHODS and rest.partition("=")[0].strip() == "name":
@@ -117,7 +122,8 @@ def override_for(content: dict[str, Any], override: str) -> None:
     if first not in METHODS:
         override_value(content, override)
     elif first == content["method"]["name"]:
-        override_value(content, f"method.{rest}")
+        own = "train" if rest.partition("=")[0].strip() == "lr" else "method"  # each has a rate of its own
+        override_value(content, f"{own}.{rest}")
 
 
 def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]], None], out: Path) -> None:
@@ -178,6 +184,7 @@ def look(job: Job) -> None:
     code = job.process.exitcode
     for line in last_lines(job.folder / "metrics.jsonl"):
         job.step, job.steps = line["step"], line["steps"]
+        job.begun = job.step - 1 if job.begun is None else job.begun
         job.score = line.get("score", job.score)
     if code is None:
         return

@@ -122,6 +122,8 @@ class ComparedTask:
     """rows of each split, in order, where there are several (mnli: matched, mismatched): their scores are averaged"""
     majority: float | None = None
     """score of the most frequent label; None: computed"""
+    note: str = ""
+    """what was done to its data before anything was learned, such as words that were cut off"""
 
     def __post_init__(self) -> None:
         metrics = METRICS if self.labels else COUNTED

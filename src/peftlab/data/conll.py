@@ -4,9 +4,11 @@
     heads, relations = sentences[0].tree()
     write_conllu(Path("out.conllu"), [sentence.with_tree(...) for sentence in sentences])
     read_tagged(Path("train.conll.gz"))                        # words with one tag each, from any of the three
+    read_words(Path("mine.jsonl"))                             # the same without tags, as sentences to be answered
 
 A sentence of CoNLL-U is its lines: what is asked of it is read off them, and what is changed are columns of its words
-alone. So comments, multi-word tokens (3-4), empty nodes (3.1) and every column that nobody touched come back as bytes.
+alone. So comments, multi-word tokens (3-4), empty nodes (3.1) and every column that nobody touched come back as bytes;
+only a byte-order mark before the first line is dropped.
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ TAGS = {"upos": UPOS, "xpos": XPOS}
 NUMBER = "([0-9]{1,9})"
 RANGE, EMPTY = re.compile(f"{NUMBER}-{NUMBER}"), re.compile(f"{NUMBER}[.]{NUMBER}")
 KINDS = (".conllu", ".conll", ".jsonl")
+BETWEEN = "\t\r\n"
+"""what stands between words and lines, and so in none of them"""
+DOCUMENT = "-DOCSTART-"
+"""the word that CoNLL-2003 puts between documents, as a sentence of its own"""
 
 
 class Tree(NamedTuple):
@@ -52,11 +58,11 @@ class Sentence:
     """which of the lines are its words"""
 
     @classmethod
-    def of(cls, words: Sequence[str]) -> Sentence:
+    def of(cls, words: Sequence[str], path: Path = Path(), line: int = 1) -> Sentence:
         """Words of which nothing is known yet."""
-        assert not any(mark in word for word in words for mark in "\t\r\n")
+        assert not any(mark in word for word in words for mark in BETWEEN)
         lines = ["\t".join([str(i), word, *["_"] * (COLUMNS - 2)]) + "\n" for i, word in enumerate(words, 1)]
-        return cls(Path(), 1, (*lines, "\n"), tuple(range(len(words))))
+        return cls(path, line, (*lines, "\n"), tuple(range(len(words))))
 
     @property
     def words(self) -> list[str]:
@@ -67,6 +73,13 @@ class Sentence:
     def text(self) -> str:
         """The lines as one."""
         return "".join(self.lines)
+
+    @property
+    def closed(self) -> str:
+        """The same with the blank line at its end, which a file's last sentence may lack."""
+        if self.text.endswith(("\n\n", "\n\r\n")):
+            return self.text
+        return self.text.rstrip("\r\n") + 2 * ("\r\n" if self.lines[0].endswith("\r\n") else "\n")
 
     def column(self, number: int) -> list[str]:
         """What each word has in a column."""
@@ -136,7 +149,12 @@ class Tagged:
 
 def read_conllu(path: Path) -> list[Sentence]:
     """The sentences of a CoNLL-U file; whether their heads are trees is asked of each (`Sentence.tree`)."""
-    return [_sentence(path, start, lines) for start, lines in _blocks(path)]
+    return list(sentences_of(path, _lines(path)))
+
+
+def sentences_of(path: Path, lines: Iterable[str]) -> Iterator[Sentence]:
+    """The same of lines of CoNLL-U with their ends; `path` is where they come from."""
+    return (_sentence(path, start, block) for start, block in _blocks(path, lines))
 
 
 def write_conllu(path: Path, sentences: Iterable[Sentence]) -> None:
@@ -158,10 +176,21 @@ def read_tagged(path: Path, column: str | None = None) -> list[Tagged]:
     if column is not None and kind in KINDS:
         raise UserError(f"{path} has one tag a word: leave out the column, {column!r}, which is one of CoNLL-U")
     if kind == ".conll":
-        return [_columns(path, start, lines) for start, lines in _blocks(path)]
+        return _columns(path)
     if kind == ".jsonl":
-        return [_record(path, start + i, line) for start, block in _blocks(path) for i, line in _full(block)]
+        return [Tagged(words, tags, path, line) for line, (words, tags) in _records(path, "words", "tags")]
     raise UserError(f"{path} has no tags: its name must end in {', '.join(KINDS)}, or in .gz or .bz2 after these")
+
+
+def read_words(path: Path) -> list[Sentence]:
+    """The sentences of a file of one of the three kinds, to be answered; a .jsonl needs no tags."""
+    kind = kind_of(path)
+    assert kind in KINDS
+    if kind == ".conllu":
+        return read_conllu(path)
+    if kind == ".conll":
+        return [Sentence.of(each.words, path, each.line) for each in _columns(path)]
+    return [Sentence.of(words, path, line) for line, (words,) in _records(path, "words")]
 
 
 def find_cycle(heads: Sequence[int]) -> list[int]:
@@ -215,47 +244,67 @@ def _sentence(path: Path, start: int, lines: list[str]) -> Sentence:
     return Sentence(path, start, tuple(lines), tuple(places))
 
 
-def _columns(path: Path, start: int, lines: list[str]) -> Tagged:
-    rows = []
-    for i, line in _full(lines):
-        text = line.rstrip()
-        cells = text.split("\t") if "\t" in text else text.split(" ")
-        if len(cells) != 2 or not all(cell.strip() for cell in cells):
-            raise UserError(f"{path}, line {start + i}: {text!r:.60} is not a word and its tag with a tab between them")
-        rows.append(cells)
-    return Tagged([word for word, _ in rows], [tag for _, tag in rows], path, start)
+def _columns(path: Path) -> list[Tagged]:
+    blocks = [(start, list(_full(lines))) for start, lines in _blocks(path, _lines(path))]
+    # one for the whole file: in a file with tabs a comment is not a word, a space and a tag
+    tabs = any("\t" in line.rstrip() for _, rows in blocks for _, line in rows)
+    found = []
+    for start, rows in blocks:
+        words, tags = [], []
+        for place, line in rows:
+            cells = line.rstrip().split("\t" if tabs else " ")
+            if len(cells) != 2 or not all(map(_is_text, cells)):
+                problem = f"{line.rstrip()!r:.60} is not a word and its tag"
+                between = "a tab" if tabs else "a tab or a space"
+                raise UserError(f"{path}, line {start + place}: {problem} with {between} between them")
+            words.append(cells[0])
+            tags.append(cells[1])
+        if words != [DOCUMENT]:
+            found.append(Tagged(words, tags, path, start))
+    if not found:
+        raise _empty(path)
+    return found
 
 
-def _record(path: Path, number: int, line: str) -> Tagged:
-    where, form = f"{path}, line {number}", '{"words": […], "tags": […]}'
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: it is not JSON ({error})") from None
-    words, tags = (record.get(key) if isinstance(record, dict) else None for key in ("words", "tags"))
-    if not isinstance(words, list) or not isinstance(tags, list) or not all(map(_is_text, [*words, *tags])):
-        raise UserError(f"{where}: it is not {form} with texts that are not empty")
-    if not words or len(words) != len(tags):
-        problem = f"it has {len(words)} words and {len(tags)} tags"
-        raise UserError(f"{where}: {problem}: at least one word is needed, and a tag for each")
-    return Tagged(words, tags, path, number)
+def _records(path: Path, *keys: str) -> Iterator[tuple[int, list[list[str]]]]:
+    """Of each line of a .jsonl its number, and its lists of texts under these names, all of one length."""
+    form = ", ".join(f'"{key}": […]' for key in keys)
+    for number, line in ((start + i, line) for start, block in _blocks(path, _lines(path)) for i, line in _full(block)):
+        where = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: it is not JSON ({error})") from None
+        lists: list[Any] = [record.get(key) if isinstance(record, dict) else None for key in keys]
+        if not all(isinstance(values, list) and all(map(_is_text, values)) for values in lists):
+            raise UserError(f"{where}: it is not {{{form}}} with texts that are not empty and in one line without tabs")
+        if not lists[0] or len(set(map(len, lists))) > 1:
+            problem = " and ".join(f"{len(values)} {key}" for key, values in zip(keys, lists, strict=True))
+            raise UserError(f"{where}: it has {problem}: at least one word is needed, and a tag for each")
+        yield number, lists
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip()) and not NO_TEXT.search(value)
+    if not isinstance(value, str) or not value.strip() or NO_TEXT.search(value):
+        return False
+    return not any(mark in value for mark in BETWEEN)
 
 
-def _blocks(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The sentences of a file as lines, each with the number of the first; the blank lines after it belong to it."""
+def _empty(path: Path) -> UserError:
+    return UserError(f"{path} is empty: it holds no sentence")
+
+
+def _blocks(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Lines as sentences, each with the number of its first line; the blank lines after it belong to it."""
     block: list[str] = []
     start = 1
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(lines, 1):
         if block and _blank(block[-1]) and not _blank(line) and not all(map(_blank, block)):
             yield start, block
             block, start = [], number
         block.append(line)
     if all(map(_blank, block)):  # only where nothing but blank lines was read
-        raise UserError(f"{path} is empty: it holds no sentence")
+        raise _empty(path)
     yield start, block
 
 

@@ -141,9 +141,12 @@ def fetch_base(name: str) -> Path:
     return next((inner for inner in trained if (inner / "config.json").is_file()), folder)
 
 
-def fetch_data(name: str) -> Path:
-    """The folder of a data set's files; a path to a file or folder that is there is returned as it is."""
-    return _fetch("data", name, DATASETS, "dataset")
+def fetch_data(name: str, advice: str = "") -> Path:
+    """The folder of a data set's files; a path to a file or folder that is there is returned as it is.
+
+    `advice` says what else can be done where the name is unknown.
+    """
+    return _fetch("data", name, DATASETS, "dataset", advice)
 
 
 def local_data(*names: str) -> Path | None:
@@ -174,7 +177,7 @@ def _path(name: str) -> Path | None:
         return None
 
 
-def _fetch(what: str, name: str, table: Mapping[str, Source], hub_type: HubType) -> Path:
+def _fetch(what: str, name: str, table: Mapping[str, Source], hub_type: HubType, advice: str = "") -> Path:
     """Find out what the name means, then give its folder: from the cache if that is whole, else from its sources."""
     if name in table:
         source = table[name]
@@ -183,7 +186,8 @@ def _fetch(what: str, name: str, table: Mapping[str, Source], hub_type: HubType)
     elif HUB_ID.fullmatch(name):
         source = Source(about=name, hub=name, hub_type=hub_type)
     else:
-        raise UserError(f"{unknown(what, name, table)}, and it is neither a path that exists nor a hub id (owner/name)")
+        problem = f"{unknown(what, name, table)}, and it is neither a path that exists nor a hub id (owner/name)"
+        raise UserError(f"{problem}{advice and ': '}{advice}")
 
     folder = cache_folder() / what / name.replace("/", "--")
     if folder.is_dir():

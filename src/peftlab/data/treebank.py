@@ -27,6 +27,7 @@ from peftlab.errors import UserError
 PART = re.compile(r"(?:.+-)?(train|val|valid|validation|dev|test)\.(conllu|conll|jsonl)")
 DRAWN = 0.1
 """share of the training sentences that a missing validation or test part takes"""
+ADVICE = "put a folder of that name with train, dev and test files into one that $PEFTLAB_DATA names, or give its path"
 
 S = TypeVar("S")
 
@@ -48,10 +49,14 @@ class Treebank(Generic[S]):
         tests = {name: drawn(part, others) for name, part in self.tests.items()}
         return replace(self, train=drawn(self.train, train), validation=drawn(self.validation, others), tests=tests)
 
+    @property
+    def parts(self) -> dict[str, list[S]]:
+        """All sentences, by the name of their part."""
+        return {"train": self.train, "validation": self.validation, **self.tests}
+
     def fingerprint(self, content: Callable[[S], Any]) -> str:
         """The SHA-256 of what counts of all sentences: equal for equal data, wherever it was read from."""
-        parts = {"train": self.train, "validation": self.validation, **self.tests}
-        found = [(name, [content(sentence) for sentence in part]) for name, part in sorted(parts.items())]
+        found = [(name, [content(sentence) for sentence in part]) for name, part in sorted(self.parts.items())]
         return hashlib.sha256(json.dumps(found).encode()).hexdigest()
 
 
@@ -64,7 +69,7 @@ def drawn(sentences: list[S], most: int | None) -> list[S]:
 
 def load_sentences(name: str, read: Callable[[Path], list[S]]) -> Treebank[S]:
     """The sentences of a short name, a folder or a file, as a reader gives them."""
-    path = local(name) or fetch_data(name)
+    path = local(name) or fetch_data(name, ADVICE)
     files = _parts(path) if path.is_dir() else {"train": path}
     parts = {part: read(file) for part, file in files.items()}
     about = ", ".join(map(str, files.values()))

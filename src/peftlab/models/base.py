@@ -24,6 +24,7 @@ from peftlab.data.tensors import weight_files
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.layers.embedding import Embedding
+from peftlab.models.encoder import Reader
 from peftlab.models.heads import Classifier, ClassifierHead
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
 from peftlab.models.pretraining import PretrainingHead
@@ -82,6 +83,17 @@ class Base:
     def room(self) -> Any:
         """How many tokens a text may have: the positions, less those that active virtual tokens take."""
         return self.model.room
+
+    def shallow(self, layers: int | None) -> Base:
+        """With its first blocks alone; None: as it is.
+
+        The last blocks of a base that was trained on whole texts know less of single words than those before them.
+        """
+        if layers is not None:
+            if not isinstance(self.model, Reader):
+                raise UserError(f"{self.name} is a {type(self.model).__name__}, of which no blocks can be left out")
+            self.model.shorten(layers)
+        return self
 
     def save(
         self,

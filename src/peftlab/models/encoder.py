@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from peftlab.data.batch import Batch, Images
-from peftlab.errors import unknown
+from peftlab.errors import UserError, unknown
 from peftlab.layers import masks
 from peftlab.layers.addition import States
 from peftlab.layers.attention import Look
@@ -198,6 +198,13 @@ class Reader(Model):
         for below in list(self.blocks)[:block]:
             x = below(x, mask, states.mask)
         return Begun(states._replace(x=x), block)
+
+    def shorten(self, layers: int) -> None:
+        """Keep the first blocks alone."""
+        if not 1 <= layers <= len(self.blocks):
+            raise UserError(f"layers is {layers} and there are {len(self.blocks)} blocks: choose from 1 to all of them")
+        del self.blocks[layers:]
+        self.config = replace(self.config, layers=layers)
 
     @property
     def frozen_blocks(self) -> int:

@@ -158,6 +158,7 @@ def _caveats(summary: Summary) -> list[str]:
         found.append("With one seed, differences are between these runs: another seed may turn them.")
     if rows < 200:
         found.append(f"With {rows} test rows small differences can't be seen.")
+    found += [f"In {task.name}, {task.note}." for task in comparison.tasks if task.note]
     for status, so in (("collapsed", ", which counts in its score"), ("failed", "")):
         runs = [run for run in comparison.runs if run.status == status]
         if runs:

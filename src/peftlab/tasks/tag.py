@@ -48,17 +48,20 @@ class Encoded(OnSubwords):
         return self.words.batch(rows), self.words.labels(rows, self.labels)
 
 
-def tag_names(sentences: Sequence[Tagged]) -> tuple[str, ...]:
+def tag_names(sentences: Iterable[Tagged]) -> tuple[str, ...]:
     """The tags that occur, repaired where they are BIO, in the order of the alphabet."""
-    found = {tag for sentence in sentences for tag in sentence.tags}
-    if not is_bio(found):
-        return tuple(sorted(found))
-    for sentence in sentences:
+    return tuple(sorted({tag for sentence in sentences for tag in repair(sentence.tags)}))
+
+
+def check_bio(sentences: Sequence[Tagged]) -> bool:
+    """Whether the sentences of all parts have BIO tags; then none may have another."""
+    bio = is_bio(tag for sentence in sentences for tag in sentence.tags)
+    for sentence in sentences if bio else ():
         for tag in sentence.tags:
             if not BIO.fullmatch(tag):
                 where = f"{sentence.path}, in the sentence from line {sentence.line}"
-                raise UserError(f"{where}: the tag {tag!r} is not O, B-type or I-type, as others of the file are")
-    return tuple(sorted({tag for sentence in sentences for tag in repair(sentence.tags)}))
+                raise UserError(f"{where}: the tag {tag!r} is not O, B-type or I-type, as others of the data are")
+    return bio
 
 
 def is_bio(names: Iterable[str]) -> bool:
@@ -70,7 +73,7 @@ def encode(tokenizer: Tokenizer, sentences: Sequence[Tagged], names: Sequence[st
     """Tokenise once; a sentence that would have more than `max_length` tokens loses its last words."""
     words = encode_words(tokenizer, [sentence.words for sentence in sentences], max_length)
     given = [sentence.tags for sentence in sentences]
-    tags = [repair(row) for row in given] if is_bio(names) else given
+    tags = [repair(row) for row in given]
     number = {name: i for i, name in enumerate(names)}
     labels = [[number.get(tag, UNKNOWN) for tag in row] for row in tags]
     return Encoded(
@@ -89,6 +92,8 @@ class Tag(Task):
 
     names: tuple[str, ...]
     """of the tags, in the order of the logits"""
+    bio: bool
+    """whether they are BIO, which the training part may not show: all its words may be outside"""
 
     def loss(self, model: Model, inputs: Batch, labels: Tensor) -> Tensor:
         real = labels != NO_WORD
@@ -106,7 +111,7 @@ class Tag(Task):
         ]
 
     def score(self, judged: Sequence[list[str]], rows: Encoded) -> float:
-        return scores(judged, rows.tags, is_bio(self.names))["f1" if is_bio(self.names) else "accuracy"]
+        return scores(judged, rows.tags, self.bio)["f1" if self.bio else "accuracy"]
 
 
 def scores(predicted: Sequence[list[str]], gold: Sequence[list[str]], bio: bool) -> dict[str, float]:
@@ -135,7 +140,7 @@ def tally(predicted: Sequence[list[str]], gold: Sequence[list[str]], bio: bool) 
 
 
 def repair(tags: Sequence[str]) -> list[str]:
-    """BIO tags in which every entity begins with a B-.
+    """BIO tags in which every entity begins with a B-; others stay as they are.
 
     >>> repair(["I-loc", "I-loc", "O", "B-loc", "I-per"])
     ['B-loc', 'I-loc', 'O', 'B-loc', 'B-per']

@@ -1,6 +1,7 @@
 """What a finished tagger or parser is good for: an answer for each word of a sentence.
 
-A line of text is split at its spaces; a sentence of a CoNLL-U file keeps its words, and all but what is answered.
+A line of text is split at its spaces; a sentence of a file that is split already keeps its words, and one of CoNLL-U
+all but what is answered.
 
     peftlab predict runs/tag "The dog barks ."                  The/DET dog/NOUN barks/VERB ./PUNCT
     peftlab predict runs/parse --file mine.conllu               CoNLL-U with other heads and relations
@@ -64,11 +65,11 @@ class WordTagger(Annotator):
     def annotate(self, sentences: list[Sentence]) -> tuple[tag.Encoded, list[dict[str, Any]]]:
         rows = [Tagged(each.words, [tag.NO_TAG] * len(each.places), each.path, each.line) for each in sentences]
         encoded, bio = tag.encode(self.base.tokenizer, rows, self.names, self.length), tag.is_bio(self.names)
-        found = ask(self.base.model, encoded, tag.Tag(self.names).judge, "fp32")
+        found = ask(self.base.model, encoded, tag.Tag(self.names, bio).judge, "fp32")
         answers = []
         for row, tags in zip(rows, found, strict=True):
             missing = ["O" if bio else NOTHING] * (len(row.words) - len(tags))
-            answers.append({"tags": [*(tag.repair(tags) if bio else tags), *missing]})
+            answers.append({"tags": [*tag.repair(tags), *missing]})
         return encoded, answers
 
 
@@ -82,9 +83,7 @@ class TreeParser(Annotator):
         answers = []
         for sentence, short in zip(sentences, found, strict=True):
             tree = parse.completed(short, len(sentence.places))
-            text = sentence.with_tree(tree).text
-            if not text.endswith(("\n\n", "\n\r\n")):  # a file's last sentence may lack its blank line
-                text = text.rstrip("\r\n") + "\n\n"
+            text = sentence.with_tree(tree).closed
             answers.append({"heads": tree.heads, "relations": tree.relations, "conllu": text})
         return encoded, answers
 

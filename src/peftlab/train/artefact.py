@@ -62,7 +62,7 @@ def open_run(folder: Path) -> tuple[Base, Config]:
     config = read_config_file(folder / "config.toml")
     trained = trained_folder(folder, config)
     if not config.build_method().trains_base:
-        base = load(config.base)
+        base = load(config.base).shallow(config.layers)
         load_adapter(base, trained, name=ADAPTER)
         return base, config
     base = load(trained)

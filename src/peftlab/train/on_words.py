@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -37,9 +37,9 @@ class OnWords(Comparable, Generic[S]):
         if config.model is not None:
             raise UserError("words are tagged and parsed by a base, and a [model] of one's own is none: leave it out")
         self.asked = asked
-        whole = load_sentences(asked.name, read)
-        self.data: Treebank[S] = whole.limited(asked.limit, asked.test_limit)
-        self.name = whole.name
+        self.whole: Treebank[S] = load_sentences(asked.name, read)
+        self.data: Treebank[S] = self.whole.limited(asked.limit, asked.test_limit)
+        self.name = self.data.name
 
     def hashes(self) -> tuple[str, ...]:
         return self.data.fingerprint(self.content), *self.base_hash()
@@ -87,10 +87,9 @@ class OnWords(Comparable, Generic[S]):
 
     def training(self) -> Training:
         method = self.config.build_method()
-        self.base = adapt(load(self.config.base), method, self.head())
-        parts = {"train": self.data.train, "validation": self.data.validation, **self.data.tests}
+        self.base = adapt(load(self.config.base).shallow(self.config.layers), method, self.head())
         longest = min(self.asked.max_length, self.base.room)
-        self.encoded = {name: self.encode(self.base.tokenizer, part, longest) for name, part in parts.items()}
+        self.encoded = {name: self.encode(self.base.tokenizer, part, longest) for name, part in self.data.parts.items()}
         rows, held = self.encoded["train"], self.encoded["validation"]
         return Training(self.base.model, method, self.task(), rows, held, self.config.train)
 
@@ -105,10 +104,19 @@ class OnWords(Comparable, Generic[S]):
         means = {key: sum(part[key] for part in tests.values()) / len(tests) for key in next(iter(tests.values()))}
         said = ", ".join(f"{SPOKEN.get(key, key)} {value:.4f}" for key, value in means.items())
         counts = {name: counted(part) for name, part in self.encoded.items()}
-        return {**means, "said": said, "tests": tests, "counts": counts, "predictions": answers}
+        note = noted(counts)
+        said += f" ({note})" if note else ""
+        return {**means, "said": said, "note": note, "tests": tests, "counts": counts, "predictions": answers}
 
 
 SPOKEN = {"f1": "F1", "uas": "UAS", "las": "LAS"}
+DONE = {
+    "lost": "cut off",
+    "blank": "without a token",
+    "unseen": "with a label unseen in training",
+    "repaired": "with a repaired tag",
+}
+"""what may be done to words, as it is told"""
 
 
 def counted(part: tag.Encoded | parse.Encoded) -> dict[str, int]:
@@ -121,3 +129,16 @@ def counted(part: tag.Encoded | parse.Encoded) -> dict[str, int]:
         "unseen": part.unseen,
     }
     return found | ({"repaired": part.repaired} if isinstance(part, tag.Encoded) else {})
+
+
+def noted(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """What was done to the words of the parts, where anything was.
+
+    >>> noted({"train": {"words": 9, "lost": 0}, "test": {"words": 1200, "lost": 2, "blank": 1}})
+    'of 1,200 words of test 2 cut off, 1 without a token'
+    """
+    done = {
+        name: ", ".join(f"{part[key]:,} {what}" for key, what in DONE.items() if part.get(key))
+        for name, part in counts.items()
+    }
+    return "; ".join(f"of {counts[name]['words']:,} words of {name} {what}" for name, what in done.items() if what)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from peftlab.data.batch import Batch
-from peftlab.data.conll import Sentence, kind_of, read_conllu
+from peftlab.data.conll import Sentence
 from peftlab.data.decode import read_images
 from peftlab.data.examples import Examples
 from peftlab.data.images import ImageReader
@@ -43,37 +42,6 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 Line = str | tuple[str, str]
 Answer = dict[str, Any]
-
-
-def read_lines(texts: Sequence[str] | None, file: Path | None, pair: bool) -> Iterator[Given]:
-    """Texts from arguments, a file, or standard input, in that order; with `pair` two texts with a tab between them.
-
-    Of a file of CoNLL-U its sentences.
-    """
-    if file is not None and texts:
-        raise UserError(f"texts and --file {file} are given: give one of them")
-    if file is not None and not file.is_file():
-        raise UserError(f"{file} is missing: give a file with one text a line")
-    if file is not None and kind_of(file) == ".conllu":
-        yield from read_conllu(file)
-        return
-    given = [] if file is not None or texts is None or list(texts) == ["-"] else list(texts)
-    for number, line in enumerate(given or decoded_lines(file), 1):
-        parts = line.split("\t")
-        if pair and len(parts) != 2:
-            raise UserError(f"line {number} has {len(parts)} texts: with --pair each has two, with a tab between them")
-        yield (parts[0], parts[1]) if pair else line
-
-
-def decoded_lines(file: Path | None) -> Iterator[str]:
-    """The lines of a file or of standard input; bytes that are no UTF-8 are told and become U+FFFD."""
-    with sys.stdin.buffer if file is None else file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                yield line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                warnings.warn(f"line {number} is not UTF-8 (byte {error.start}): read without it", stacklevel=2)
-                yield line.decode("utf-8", "replace").rstrip("\r\n")
 
 
 class Labeller:

@@ -16,7 +16,7 @@ from typing import Any
 from peftlab.data.conll import Tagged, read_tagged
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.models.tagger import Tagger
-from peftlab.tasks.tag import Encoded, Tag, encode, is_bio, repair, scores, tag_names, tally
+from peftlab.tasks.tag import Encoded, Tag, check_bio, encode, repair, scores, tag_names, tally
 from peftlab.tasks.task import Tally
 from peftlab.train.config import Config
 from peftlab.train.on_words import OnWords
@@ -32,7 +32,7 @@ class Tagging(OnWords[Tagged]):
         super().__init__(config, config.tag, partial(read_tagged, column=config.tag.column))
         self.dropout = config.tag.dropout
         self.names = tag_names(self.data.train)
-        self.bio = is_bio(self.names)
+        self.bio = check_bio([sentence for part in self.whole.parts.values() for sentence in part])
         self.metric = "f1" if self.bio else "accuracy"
 
     def content(self, sentence: Tagged) -> list[Any]:
@@ -45,14 +45,14 @@ class Tagging(OnWords[Tagged]):
         return Tagger(self.names, dropout=self.dropout)
 
     def task(self) -> Tag:
-        return Tag(self.names)
+        return Tag(self.names, self.bio)
 
     def encode(self, tokenizer: Tokenizer, part: list[Tagged], max_length: int) -> Encoded:
         return encode(tokenizer, part, self.names, max_length)
 
     def tags(self, part: list[Tagged]) -> list[list[str]]:
         """Those of a part as they are scored."""
-        return [repair(sentence.tags) if self.bio else sentence.tags for sentence in part]
+        return [repair(sentence.tags) for sentence in part]
 
     def scores(self, answers: Sequence[list[str]], part: list[Tagged]) -> dict[str, float]:
         return scores(answers, self.tags(part), self.bio)
