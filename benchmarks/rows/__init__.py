@@ -9,7 +9,7 @@ LENGTHS, BATCHES = (32, 64, 128, 256, 512), (1, 4, 16, 64)
 def training(name: str, method: str, epochs: int, goals: tuple[float, float], about: str) -> Row:
     """A row of training."""
     asked = {"method": method, "epochs": epochs, "rows": 4000}
-    return Row(f"train-{name}", "training", about, *goals, asked=asked, quick={"rows": 320})
+    return Row(f"train-{name}", "training", about, *goals, asked=asked, quick={"rows": 160})
 
 
 def mixing(loaded: int, about: str) -> Row:
@@ -41,7 +41,7 @@ ROWS = {
             4.0,
             1.3,
             {"rows": 10_000},
-            {"rows": 640},
+            {"rows": 320},
         ),
         mixing(16, "64 rows with 16 different LoRAs; default: the bare base"),
         mixing(1000, "64 rows with as many LoRAs out of 1,000; default: the bare base"),
