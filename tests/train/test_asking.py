@@ -77,6 +77,15 @@ def test_batches_are_asked_at_once_each_on_one_thread(model):
     assert ask(model, rows, meet, "fp32") == [1] * 4
 
 
+def test_with_one_thread_nobody_else_is_asked(model, rows):
+    torch.set_num_threads(1)
+
+    def who(model, inputs, labels):
+        return [threading.get_ident()] * len(labels)
+
+    assert ask(model, rows, who, "fp32") == [threading.get_ident()] * ROWS
+
+
 def test_batches_wait_for_their_turn_instead_of_filling_the_memory(model, rows, monkeypatch):
     made, done = [], []
 

@@ -13,7 +13,7 @@ import torch
 from small import bits, films, write_base, write_films
 
 from peftlab.errors import Stopped, UserError
-from peftlab.train import loop
+from peftlab.train import asking, loop
 from peftlab.train import run as run_module
 from peftlab.train.checkpoint import Checkpoints, State
 from peftlab.train.config import Config
@@ -89,18 +89,18 @@ def test_interrupted_during_an_evaluation_or_the_test(number, tiny, films_file, 
     expected = final["state"]
     calls = []
 
-    def interrupting(lengths):
+    def interrupting(lengths, tokens):
         calls.append(len(lengths))
         if len(calls) == number:  # three evaluations, then the test
             os.kill(os.getpid(), signal.SIGINT)
-        return loop_batches(lengths)
+        return batches(lengths, tokens)
 
-    loop_batches = loop.sorted_batches
-    monkeypatch.setattr(loop, "sorted_batches", interrupting)
+    batches = asking.sorted_batches
+    monkeypatch.setattr(asking, "sorted_batches", interrupting)
     with pytest.raises(Stopped) as stopped:
         run(config, tmp_path / "part")
     assert stopped.value.code == 130
-    monkeypatch.setattr(loop, "sorted_batches", loop_batches)
+    monkeypatch.setattr(asking, "sorted_batches", batches)
     run(config, tmp_path / "part")
     assert_same(final["state"], expected)
     assert bits(tmp_path / "part") == bits(tmp_path / "whole")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -61,11 +61,23 @@ def ask(model: Model, data: Rows, question: Question[Answer], precision: str, st
     return [found[row] for row in range(len(data))]
 
 
+class Here(Executor):
+    """Asks in the thread that it is called from: one more would have memory of its own."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
 @contextmanager
-def threads_of(device: torch.device) -> Iterator[tuple[ThreadPoolExecutor, int]]:
+def threads_of(device: torch.device) -> Iterator[tuple[Executor, int]]:
     """Threads that share those of torch, and how many there are; another device is given one batch after the other."""
     before = torch.get_num_threads()
     count = min(before, TOKENS // WORTH) if device.type == "cpu" else 1
+    if count == 1:
+        yield Here(), 1
+        return
     try:
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(before // count,)) as pool:
             yield pool, count
