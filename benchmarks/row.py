@@ -60,5 +60,6 @@ class Row:
         return {**self.asked, **point, **(self.quick if settings.quick else {})}
 
     def turns(self, settings: Settings) -> int:
-        """How many rounds there are."""
-        return min(self.rounds, settings.rounds or self.rounds, 3 if settings.quick else self.rounds)
+        """How many rounds there are; a short run has a third of them, but not fewer than three."""
+        most = max(3, self.rounds // 3) if settings.quick else self.rounds
+        return min(self.rounds, most, settings.rounds or self.rounds)

@@ -93,6 +93,13 @@ def test_rows_have_the_names_and_are_chosen_by_them():
         chosen("lora")
 
 
+def test_a_short_run_has_fewer_rounds_and_may_be_told_how_many():
+    plain, quick = Settings(), Settings(quick=True)
+    assert [ROWS[name].turns(plain) for name in ("grid", "train-lora", "mixed-16")] == [2, 3, 15]
+    assert [ROWS[name].turns(quick) for name in ("grid", "train-lora", "mixed-16")] == [2, 3, 5]
+    assert [ROWS[name].turns(Settings(rounds=1)) for name in ("grid", "mixed-16")] == [1, 1]
+
+
 def figures(name: str, default: float, best: float | None) -> dict:
     here = torch.backends.cpu.get_cpu_capability()
     return {"row": name, "ratio_default": default, "ratio_best": best, "processor": here}
