@@ -28,7 +28,7 @@ from peftlab.peft import LoRA
 from peftlab.tasks.parse import relation_names
 from peftlab.train.annotate import TreeParser, written
 from peftlab.train.artefact import adapt
-from peftlab.train.asking import TOKENS, WORTH
+from peftlab.train.asking import TOKENS, at_once
 from peftlab.train.config import Parse
 from peftlab.train.order import sorted_batches
 from peftlab.train.parsing import read_trees
@@ -63,7 +63,7 @@ def main() -> None:
 def in_a_batch(trained: TreeParser, sentences: Sequence[Sentence], size: int) -> float:
     """How many sentences a batch has, where so many are read at once."""
     words = encode_words(trained.base.tokenizer, [sentence.words for sentence in sentences], trained.length)
-    lengths, share = words.lengths(), TOKENS // min(torch.get_num_threads(), TOKENS // WORTH)
+    lengths, share = words.lengths(), TOKENS // at_once(torch.device("cpu"))
     batches = sum(len(sorted_batches(lengths[i : i + size], share)) for i in range(0, len(lengths), size))
     return len(sentences) / batches
 

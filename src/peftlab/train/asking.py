@@ -61,6 +61,11 @@ def ask(model: Model, data: Rows, question: Question[Answer], precision: str, st
     return [found[row] for row in range(len(data))]
 
 
+def at_once(device: torch.device) -> int:
+    """How many batches are asked at the same time."""
+    return min(torch.get_num_threads(), TOKENS // WORTH) if device.type == "cpu" else 1
+
+
 class Here(Executor):
     """Asks in the thread that it is called from: one more would have memory of its own."""
 
@@ -73,8 +78,7 @@ class Here(Executor):
 @contextmanager
 def threads_of(device: torch.device) -> Iterator[tuple[Executor, int]]:
     """Threads that share those of torch, and how many there are; another device is given one batch after the other."""
-    before = torch.get_num_threads()
-    count = min(before, TOKENS // WORTH) if device.type == "cpu" else 1
+    before, count = torch.get_num_threads(), at_once(device)
     if count == 1:
         yield Here(), 1
         return
