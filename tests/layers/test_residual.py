@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from peftlab.errors import UserError
-from peftlab.layers.feedforward import FeedForward
+from peftlab.layers.feedforward import ACTIVATIONS, FeedForward
 from peftlab.layers.norm import LayerNorm
 from peftlab.layers.residual import RESIDUALS
 
@@ -37,6 +37,19 @@ def test_feed_forward_equals_torch_modules(name, module, inner):
     up.load_state_dict(ours.up.state_dict())
     down.load_state_dict(ours.down.state_dict())
     assert torch.equal(ours(x), nn.Sequential(up, module, down)(x))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_without_a_gradient_an_activation_is_the_same_in_the_place_of_its_input(name):
+    network, x = FeedForward(D, 32, name), torch.randn(2, 5, D)
+    seen: list[torch.Tensor] = []
+    network.up.register_forward_hook(lambda _, __, inner: seen.append(inner))
+    network.down.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    learning = network(x)
+    with torch.no_grad():
+        asked = network(x)
+    assert torch.equal(asked, learning)
+    assert [a.data_ptr() == b.data_ptr() for a, b in (seen[:2], seen[2:])] == [False, True]
 
 
 def test_an_unknown_activation_names_the_nearest():

@@ -26,6 +26,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
+OVERWRITING: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_,
+    "gelu": torch.ops.aten.gelu_,
+    "gelu_new": partial(torch.ops.aten.gelu_, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(torch.ops.aten.gelu_, approximate="tanh"),
+    "silu": partial(F.silu, inplace=True),
+    "swish": partial(F.silu, inplace=True),
+    "tanh": torch.tanh_,
+}
+"""the same, but the result takes the place of what was given"""
+
 
 def activation_named(name: str) -> Callable[[Tensor], Tensor]:
     """The activation function of a name, or an error with the nearest one."""
@@ -46,7 +57,10 @@ class FeedForward(nn.Module):
         self.down = Linear(inner, dim)
 
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
-        return self.down(self.dropout(self.activation(self.up(x, route))), route)
+        inner = self.up(x, route)
+        # the widest values of a block: a second place for them costs more than to compute them
+        activate = self.activation if inner.requires_grad else OVERWRITING[self.name]
+        return self.down(self.dropout(activate(inner)), route)
 
     def extra_repr(self) -> str:
         return self.name
