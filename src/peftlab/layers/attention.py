@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from peftlab.errors import UserError
 from peftlab.layers.cache import Fixed, Growing
 from peftlab.layers.dropout import dropout as drop
+from peftlab.layers.dropout import in_65536
+from peftlab.layers.dropped import attend_dropped
 from peftlab.layers.linear import Linear
 from peftlab.layers.site import KVSite, Route, hide_empty_sites
 
@@ -125,8 +127,8 @@ class Attention(nn.Module):
         if looks is not None:
             looks.append(attend(q, k, v, self.score.scale, mask, dropout))
             mixed = looks[-1].mixed
-        elif dropout and x.device.type == "cpu":  # where torch has no fused kernel with dropout
-            mixed = attend(q, k, v, self.score.scale, mask, dropout).mixed
+        elif in_65536(dropout) and x.device.type == "cpu" and not torch.compiler.is_compiling():
+            mixed = attend_dropped(q, k, v, self.score.scale, mask, dropout)
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=self.score.scale)
         return self.o(mixed.transpose(1, 2).flatten(2), route)

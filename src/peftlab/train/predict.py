@@ -31,6 +31,7 @@ from peftlab.train.annotate import Annotator, Given, TreeParser, WordTagger, tex
 from peftlab.train.artefact import ADAPTER, open_run
 from peftlab.train.asking import ask
 from peftlab.train.config import Config
+from peftlab.train.memory import keep_freed
 from peftlab.train.order import sorted_batches
 from peftlab.train.translating import search, translate
 from peftlab.train.writing import room
@@ -211,6 +212,7 @@ Trained = Labeller | Annotator | Translator | Continuer
 
 def open_finished(folder: Path) -> Trained:
     """What a finished run trained, ready to answer."""
+    keep_freed()
     base, config = open_run(folder)
     if config.pretrains:
         raise UserError(
