@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from peftlab.data.conll import Sentence
+from peftlab.data.conllu import Sentence
 from peftlab.data.treebank import load_sentences
 from peftlab.data.words import encode_words
 from peftlab.errors import UserError, told

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peftlab.data.batch import Batch
-from peftlab.data.conll import Sentence
+from peftlab.data.conllu import Sentence
 from peftlab.data.files import make_folder, write_text
 from peftlab.data.treebank import load_sentences
 from peftlab.data.words import NO_WORD, marks_around

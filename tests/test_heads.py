@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments import heads
-from peftlab.data.conll import Sentence, Tree
+from peftlab.data.conllu import Sentence, Tree
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.models.encoder import Encoder, EncoderConfig

@@ -17,7 +17,7 @@ from peftlab.compare.gather import noted
 from peftlab.compare.results import ComparedTask, Comparison, RunResult, load
 from peftlab.compare.scores import resample, resample_counts
 from peftlab.compare.statistics import judge
-from peftlab.data.conll import Sentence, Tree, write_conllu
+from peftlab.data.conllu import Sentence, Tree, write_conllu
 from peftlab.errors import UserError
 from peftlab.report import terminal, write
 from peftlab.tasks.parse import scores

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peftlab.data.conll import Sentence, Tagged, Tree, find_cycle, read_conllu, read_tagged, read_words, write_conllu
+from peftlab.data.conllu import Sentence, Tree, find_cycle, read_conllu, write_conllu
+from peftlab.data.tagged import Tagged, read_tagged, read_words
 from peftlab.errors import UserError
 
 SPANISH = """# sent_id = 1

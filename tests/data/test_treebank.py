@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from peftlab.data.conll import Sentence, read_conllu, read_tagged, write_conllu
+from peftlab.data.conllu import Sentence, read_conllu, write_conllu
+from peftlab.data.tagged import read_tagged
 from peftlab.data.treebank import drawn, load_sentences
 from peftlab.errors import UserError
 

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import peftlab
 from peftlab.cli import app
-from peftlab.data.conll import Sentence, Tree, read_conllu, write_conllu
+from peftlab.data.conllu import Sentence, Tree, read_conllu, write_conllu
 from peftlab.errors import UserError
 from peftlab.train.artefact import open_run
 from peftlab.train.config import make_config

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import peftlab
-from peftlab.data.conll import Sentence, Tree, read_conllu, write_conllu
+from peftlab.data.conllu import Sentence, Tree, read_conllu, write_conllu
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.models.encoder import Encoder, EncoderConfig
 from peftlab.models.parser import Parser, parser_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import peftlab
-from peftlab.data.conll import Tagged
+from peftlab.data.tagged import Tagged
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.models.encoder import Encoder, EncoderConfig

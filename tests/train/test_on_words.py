@@ -13,7 +13,7 @@ from small import films, left_alone_and_interrupted
 from typer.testing import CliRunner
 
 from peftlab.cli import app
-from peftlab.data.conll import Sentence, Tree, read_conllu, write_conllu
+from peftlab.data.conllu import Sentence, Tree, read_conllu, write_conllu
 from peftlab.data.files import read_object
 from peftlab.errors import UserError
 from peftlab.train.artefact import open_run

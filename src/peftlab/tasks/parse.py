@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peftlab.data.batch import Batch
-from peftlab.data.conll import Sentence, Tree
+from peftlab.data.conllu import Sentence, Tree
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.data.words import NO_WORD, UNKNOWN, OnSubwords, encode_words
 from peftlab.models.model import Model

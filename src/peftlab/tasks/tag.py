@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peftlab.data.batch import Batch
-from peftlab.data.conll import Tagged
+from peftlab.data.tagged import Tagged
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.data.words import NO_WORD, UNKNOWN, OnSubwords, encode_words
 from peftlab.errors import UserError

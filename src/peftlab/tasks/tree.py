@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peftlab.data.conll import find_cycle
+from peftlab.data.conllu import find_cycle
 
 Scores = NDArray[np.floating[Any]]
 Heads = NDArray[np.intp]

@@ -14,7 +14,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from peftlab.data.conll import Sentence, Tagged
+from peftlab.data.conllu import Sentence
+from peftlab.data.tagged import Tagged
 from peftlab.models.base import Base
 from peftlab.tasks import parse, tag
 from peftlab.train.artefact import ADAPTER

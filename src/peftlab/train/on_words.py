@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from peftlab.data.conll import Sentence, Tagged
+from peftlab.data.conllu import Sentence
+from peftlab.data.tagged import Tagged
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.data.treebank import Treebank, load_sentences
 from peftlab.errors import UserError

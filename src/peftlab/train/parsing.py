@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peftlab.data.conll import Sentence, Tree, kind_of, read_conllu
+from peftlab.data.conllu import Sentence, Tree, read_conllu
+from peftlab.data.tagged import kind_of
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.models.parser import Parser

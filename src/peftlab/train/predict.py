@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from peftlab.data.batch import Batch
-from peftlab.data.conll import Sentence
+from peftlab.data.conllu import Sentence
 from peftlab.data.decode import read_images
 from peftlab.data.examples import Examples
 from peftlab.data.images import ImageReader

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from peftlab.data.conll import COLUMNS, KINDS, kind_of, read_words, sentences_of
+from peftlab.data.conllu import COLUMNS, sentences_of
 from peftlab.data.files import is_file
 from peftlab.data.table import PACKINGS
+from peftlab.data.tagged import KINDS, kind_of, read_words
 from peftlab.errors import UserError
 from peftlab.train.annotate import Given
 from peftlab.train.config import read_config_file

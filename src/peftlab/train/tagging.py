@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from peftlab.data.conll import Tagged, read_tagged
+from peftlab.data.tagged import Tagged, read_tagged
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.models.tagger import Tagger
 from peftlab.tasks.tag import Encoded, Tag, check_bio, encode, repair, scores, tag_names, tally

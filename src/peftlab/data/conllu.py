@@ -1,28 +1,24 @@
-"""Sentences word by word, from CoNLL-U, two-column CoNLL or JSONL, also packed as .gz or .bz2; every line is checked.
+"""CoNLL-U, one sentence after the other, also packed as .gz or .bz2; every line is checked.
 
     sentences = read_conllu(Path("en_ewt-ud-dev.conllu.gz"))   # universaldependencies.org/format.html
     heads, relations = sentences[0].tree()
     write_conllu(Path("out.conllu"), [sentence.with_tree(...) for sentence in sentences])
-    read_tagged(Path("train.conll.gz"))                        # words with one tag each, from any of the three
-    read_words(Path("mine.jsonl"))                             # the same without tags, as sentences to be answered
 
-A sentence of CoNLL-U is its lines: what is asked of it is read off them, and what is changed are columns of its words
-alone. So comments, multi-word tokens (3-4), empty nodes (3.1) and every column that nobody touched come back as bytes;
-only a byte-order mark before the first line is dropped.
+A sentence is its lines: what is asked of it is read off them, and what is changed are columns of its words alone. So
+comments, multi-word tokens (3-4), empty nodes (3.1) and every column that nobody touched come back as bytes; only a
+byte-order mark before the first line is dropped.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from peftlab.data.files import is_file, write_text
-from peftlab.data.table import NO_TEXT, PACKINGS, BrokenRowError, decoded_lines
+from peftlab.data.blocks import blocks, full, lines_of
+from peftlab.data.files import write_text
 from peftlab.errors import UserError
 
 COLUMNS = 10
@@ -31,11 +27,8 @@ TAGS = {"upos": UPOS, "xpos": XPOS}
 """the parts of speech that all languages share, and the language's own"""
 NUMBER = "([0-9]{1,9})"
 RANGE, EMPTY = re.compile(f"{NUMBER}-{NUMBER}"), re.compile(f"{NUMBER}[.]{NUMBER}")
-KINDS = (".conllu", ".conll", ".jsonl")
 BETWEEN = "\t\r\n"
 """what stands between words and lines, and so in none of them"""
-DOCUMENT = "-DOCSTART-"
-"""the word that CoNLL-2003 puts between documents, as a sentence of its own"""
 
 
 class Tree(NamedTuple):
@@ -136,61 +129,19 @@ class Sentence:
         return replace(self, lines=tuple(lines))
 
 
-@dataclass(frozen=True)
-class Tagged:
-    """One sentence, a tag for each of its words."""
-
-    words: list[str]
-    tags: list[str]
-    path: Path
-    line: int
-    """the number of its first line in the file"""
-
-
 def read_conllu(path: Path) -> list[Sentence]:
     """The sentences of a CoNLL-U file; whether their heads are trees is asked of each (`Sentence.tree`)."""
-    return list(sentences_of(path, _lines(path)))
+    return list(sentences_of(path, lines_of(path)))
 
 
 def sentences_of(path: Path, lines: Iterable[str]) -> Iterator[Sentence]:
     """The same of lines of CoNLL-U with their ends; `path` is where they come from."""
-    return (_sentence(path, start, block) for start, block in _blocks(path, lines))
+    return (_sentence(path, start, block) for start, block in blocks(path, lines))
 
 
 def write_conllu(path: Path, sentences: Iterable[Sentence]) -> None:
     """Write the whole file, or leave what was there."""
     write_text(path, "".join(sentence.text for sentence in sentences))
-
-
-def kind_of(path: Path) -> str:
-    """The ending of a file's name, without that of its packing."""
-    return (Path(path.stem) if path.suffix.lower() in PACKINGS else path).suffix.lower()
-
-
-def read_tagged(path: Path, column: str | None = None) -> list[Tagged]:
-    """The words and tags of a file: UPOS or XPOS of a .conllu, the second column of a .conll, "tags" of a .jsonl."""
-    kind = kind_of(path)
-    if kind == ".conllu":
-        sentences = read_conllu(path)
-        return [Tagged(each.words, each.tags(column or "upos"), path, each.line) for each in sentences]
-    if column is not None and kind in KINDS:
-        raise UserError(f"{path} has one tag a word: leave out the column, {column!r}, which is one of CoNLL-U")
-    if kind == ".conll":
-        return _columns(path)
-    if kind == ".jsonl":
-        return [Tagged(words, tags, path, line) for line, (words, tags) in _records(path, "words", "tags")]
-    raise UserError(f"{path} has no tags: its name must end in {', '.join(KINDS)}, or in .gz or .bz2 after these")
-
-
-def read_words(path: Path) -> list[Sentence]:
-    """The sentences of a file of one of the three kinds, to be answered; a .jsonl needs no tags."""
-    kind = kind_of(path)
-    assert kind in KINDS
-    if kind == ".conllu":
-        return read_conllu(path)
-    if kind == ".conll":
-        return [Sentence.of(each.words, path, each.line) for each in _columns(path)]
-    return [Sentence.of(words, path, line) for line, (words,) in _records(path, "words")]
 
 
 def find_cycle(heads: Sequence[int]) -> list[int]:
@@ -217,7 +168,7 @@ def _sentence(path: Path, start: int, lines: list[str]) -> Sentence:
     places: list[int] = []
     covered = empty = 0  # the last word of a multi-word token, and the empty nodes since the last word
     last = start
-    for place, line in _full(lines):
+    for place, line in full(lines):
         last = start + place
         if line.startswith("#") and not places:
             continue
@@ -242,92 +193,3 @@ def _sentence(path: Path, start: int, lines: list[str]) -> Sentence:
     if covered > len(places):
         raise UserError(f"{path}, line {last}: the sentence ends at word {len(places)}, inside a multi-word token")
     return Sentence(path, start, tuple(lines), tuple(places))
-
-
-def _columns(path: Path) -> list[Tagged]:
-    blocks = [(start, list(_full(lines))) for start, lines in _blocks(path, _lines(path))]
-    # one for the whole file: in a file with tabs a comment is not a word, a space and a tag
-    tabs = any("\t" in line.rstrip() for _, rows in blocks for _, line in rows)
-    found = []
-    for start, rows in blocks:
-        words, tags = [], []
-        for place, line in rows:
-            cells = line.rstrip().split("\t" if tabs else " ")
-            if len(cells) != 2 or not all(map(_is_text, cells)):
-                problem = f"{line.rstrip()!r:.60} is not a word and its tag"
-                between = "a tab" if tabs else "a tab or a space"
-                raise UserError(f"{path}, line {start + place}: {problem} with {between} between them")
-            words.append(cells[0])
-            tags.append(cells[1])
-        if words != [DOCUMENT]:
-            found.append(Tagged(words, tags, path, start))
-    if not found:
-        raise _empty(path)
-    return found
-
-
-def _records(path: Path, *keys: str) -> Iterator[tuple[int, list[list[str]]]]:
-    """Of each line of a .jsonl its number, and its lists of texts under these names, all of one length."""
-    form = ", ".join(f'"{key}": […]' for key in keys)
-    for number, line in ((start + i, line) for start, block in _blocks(path, _lines(path)) for i, line in _full(block)):
-        where = f"{path}, line {number}"
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: it is not JSON ({error})") from None
-        lists: list[Any] = [record.get(key) if isinstance(record, dict) else None for key in keys]
-        if not all(isinstance(values, list) and all(map(_is_text, values)) for values in lists):
-            raise UserError(f"{where}: it is not {{{form}}} with texts that are not empty and in one line without tabs")
-        if not lists[0] or len(set(map(len, lists))) > 1:
-            problem = " and ".join(f"{len(values)} {key}" for key, values in zip(keys, lists, strict=True))
-            raise UserError(f"{where}: it has {problem}: at least one word is needed, and a tag for each")
-        yield number, lists
-
-
-def _is_text(value: Any) -> bool:
-    if not isinstance(value, str) or not value.strip() or NO_TEXT.search(value):
-        return False
-    return not any(mark in value for mark in BETWEEN)
-
-
-def _empty(path: Path) -> UserError:
-    return UserError(f"{path} is empty: it holds no sentence")
-
-
-def _blocks(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """Lines as sentences, each with the number of its first line; the blank lines after it belong to it."""
-    block: list[str] = []
-    start = 1
-    for number, line in enumerate(lines, 1):
-        if block and _blank(block[-1]) and not _blank(line) and not all(map(_blank, block)):
-            yield start, block
-            block, start = [], number
-        block.append(line)
-    if all(map(_blank, block)):  # only where nothing but blank lines was read
-        raise _empty(path)
-    yield start, block
-
-
-def _full(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, with their places."""
-    return ((place, line) for place, line in enumerate(lines) if not _blank(line))
-
-
-def _blank(line: str) -> bool:
-    """Whether it separates sentences; WNUT's own file ends in a byte-order mark."""
-    return not line.strip("\ufeff \t\r\n")
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """The lines of a text file with their ends."""
-    if not is_file(path):
-        raise UserError(f"there is no file {path}")
-    number = 0
-    try:
-        with PACKINGS.get(path.suffix.lower(), open)(path, "rb") as file:
-            for number, line in enumerate(decoded_lines(file), 1):  # noqa: B007 — said where a line is broken
-                yield line
-    except BrokenRowError as problem:
-        raise UserError(f"{path}, line {number + 1}: {problem}") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
