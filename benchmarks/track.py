@@ -82,6 +82,7 @@ def summary(row: Row, turns: Turns, peaks: Mapping[str, float]) -> dict[str, Any
     first = turns["ours"][0]
     figures["tokens_second"] = first.tokens / middle["ours"] if first.tokens and row.unit == "seconds" else None
     figures["roofline"] = share(first, middle["ours"], peaks) if row.unit == "seconds" else None
+    figures["peak"] = peaks.get(first.precision)
     return figures
 
 

@@ -21,7 +21,7 @@ from benchmarks.rows import ROWS, chosen
 from benchmarks.rows.mixing import add_adapters
 from benchmarks.rows.training import build, part_of, trained_on
 from benchmarks.side import Side
-from benchmarks.table import regressions, table
+from benchmarks.table import goal, regressions, table
 from peftlab.models.encoder import EncoderConfig
 
 FIELDS = {
@@ -53,6 +53,14 @@ def test_ratios_are_found_round_by_round():
     assert [found[f"memory_{side}"] for side in ("ours", "default", "best")] == [7, 9, 8]
     assert found["tokens_second"] == 100 / 2.0
     assert found["roofline"] == pytest.approx(6e9 / 2.0 / 10e9)
+
+
+def test_a_missed_goal_says_what_the_peak_would_allow():
+    found = track.summary(ROW, TURNS, {"fp32": 10e9})  # 4.5 and 1.5 times, at 0.3 of the peak
+    assert goal(found, "default") == "4.00 [green]met[/]"
+    assert goal({**found, "goal_best": 2.0}, "best") == "2.00 [red]missed[/], 5.0 at the peak"
+    assert goal({**found, "goal_best": 2.0, "roofline": None}, "best") == "2.00 [red]missed[/]"
+    assert goal({**found, "goal_best": None}, "best") == "–"
 
 
 def test_share_of_the_peak_is_that_of_the_precision():
