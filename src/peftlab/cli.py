@@ -59,7 +59,7 @@ def ls() -> None:
 def trace(
     text: Annotated[str, typer.Argument(help="the text; - reads it from standard input")],
     pair: Annotated[str | None, typer.Option(help="a second text, for models that read pairs")] = None,
-    base: Annotated[str, typer.Option(help="short name, folder or hub id of the model")] = "minilm",
+    base: Annotated[str, typer.Option(help="short name, folder or hub id of an encoder or a decoder")] = "minilm",
     full: Annotated[bool, typer.Option("--full", help="every block, not only the first")] = False,
 ) -> None:
     """Follow a text through the model: every step with its tensor's shape and what each dimension is."""
@@ -75,14 +75,17 @@ def trace(
         raise UserError("the text is empty: give a sentence, or - and one on standard input")
     loaded = load(base)
     steps = follow(loaded, text if pair is None else (text, pair))
+    screen = console()
+    # in a terminal the tokens of a long text wrap, so that the dimensions need not
+    widest = max(len(step.what) for step in steps[1:]) if screen.is_terminal else None
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
-    table.add_column()
+    table.add_column(max_width=widest)
     table.add_column(style="cyan")
     for step in steps if full else shorten(steps):
         table.add_row(step.place, Text(step.what), step.named)
     print(loaded)
-    console().print(table)
+    screen.print(table)
 
 
 @app.command("train")
