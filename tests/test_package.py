@@ -1,16 +1,21 @@
-"""What holds for the package as a whole: one direction of imports, a quick start, no pickle."""
+"""What holds for the package as a whole: one direction of imports, a quick start, no pickle, a README that runs."""
 
 import ast
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers
 
 import peftlab
 
 SOURCE = Path(peftlab.__file__).parent
+README = Path(__file__).parents[1] / "README.md"
 ORDER = [
     "data",
     "layers",
@@ -109,3 +114,25 @@ def test_every_public_name_can_be_had():
         assert name in dir(peftlab)
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         _ = peftlab.lod
+
+
+@pytest.mark.usefixtures("minilm")
+def test_the_first_block_of_the_readme_runs_and_gives_what_it_says(tmp_path, monkeypatch):
+    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+    block = next(block for block in blocks if 'peftlab.load("minilm")' in block)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(block, README, "exec"), names)
+    base, batch, out, maps = (names[name] for name in ("base", "batch", "out", "maps"))
+    config = base.config
+    assert base.model.config is config
+    tokens = [base.tokenizer.tokens(row[real]) for row, real in zip(batch.ids, batch.mask, strict=True)]
+    assert tokens == [["[CLS]", "a", "sentence", "[SEP]"], ["[CLS]", "another", "[SEP]"]]
+    B, T, D = 2, 4, config.dim
+    assert batch.ids.shape == batch.mask.shape == (B, T)
+    assert out.hidden.shape == (B, T, D)
+    assert out.pooled.shape == (B, D)
+    assert [weights.shape for weights in maps] == [(B, config.heads, T, T)] * config.layers
+    model = transformers.AutoModel.from_pretrained(tmp_path / "folder").eval()
+    theirs = model(input_ids=batch.ids, attention_mask=batch.mask.long())
+    torch.testing.assert_close(theirs.last_hidden_state, out.hidden, rtol=0, atol=1e-5)

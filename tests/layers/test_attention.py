@@ -118,6 +118,16 @@ def test_masks_combine_for_self_and_cross_attention():
     assert both[:, 0].int().tolist() == expected
     assert masks.look_ahead(2, past=2)[0, 0].int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
 
+    # a decoder's two attentions: to itself behind both masks, then to a source, whose padding alone counts there
+    source = torch.tensor([[True, True, True, False], [True, False, False, False]])
+    layer, looks = Attention(D, H), []
+    x = torch.randn(2, 3, D)
+    layer(x, mask=both, looks=looks)
+    layer(x, torch.randn(2, 4, D), masks.padding(source), looks=looks)
+    itself, cross = ((look.weights > 0).int() for look in looks)
+    assert all(itself[:, head].tolist() == expected for head in range(H))
+    assert all(cross[:, head].tolist() == [[[1, 1, 1, 0]] * 3, [[1, 0, 0, 0]] * 3] for head in range(H))
+
 
 def test_later_tokens_do_not_reach_earlier_ones_behind_the_look_ahead_mask():
     layer, x = Attention(D, H), torch.randn(B, T, D)

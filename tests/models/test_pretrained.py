@@ -1,8 +1,10 @@
 """Published checkpoints, in and out, against `transformers`: random small ones of each family, and the real MiniLM."""
 
 import json
+import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,31 +14,60 @@ from safetensors.torch import load_file, save_file
 import peftlab
 from peftlab.data.batch import Batch
 from peftlab.errors import UserError
+from peftlab.models.base import base_fingerprint
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
 
-COMMON = {"vocab_size": 60, "max_position_embeddings": 20, "pad_token_id": 0}
-BERT = COMMON | {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 36}
+BERT = {"vocab_size": 60, "max_position_embeddings": 20, "pad_token_id": 0, "hidden_size": 24}
+BERT |= {"num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 36}
 FAMILIES = {
-    "bert": (transformers.BertModel, transformers.BertConfig(**BERT)),
-    "bert-relu": (transformers.BertModel, transformers.BertConfig(**BERT, hidden_act="relu", layer_norm_eps=1e-5)),
-    "roberta": (
-        transformers.RobertaModel,
-        transformers.RobertaConfig(**{**BERT, "pad_token_id": 1}, type_vocab_size=1),
-    ),
-    "electra": (transformers.ElectraModel, transformers.ElectraConfig(**BERT, embedding_size=24)),
-    "electra-narrow": (transformers.ElectraModel, transformers.ElectraConfig(**BERT, embedding_size=16)),
-    "distilbert": (
-        transformers.DistilBertModel,
-        transformers.DistilBertConfig(**COMMON, dim=24, n_layers=3, n_heads=4, hidden_dim=36),
-    ),
+    "bert": (transformers.BertModel, transformers.BertConfig),
+    "roberta": (transformers.RobertaModel, transformers.RobertaConfig),
+    "electra": (transformers.ElectraModel, transformers.ElectraConfig),
+    "distilbert": (transformers.DistilBertModel, transformers.DistilBertConfig),
+}
+DISTILBERT_CALLS = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
 }
 
 
-@pytest.fixture(params=FAMILIES)
+def draw(family: str, number: int) -> Any:
+    """One of the small configurations of a family, at random but the same in each run."""
+    chance = random.Random(f"{family} {number}")
+    heads = chance.randint(1, 5)
+    width = heads * chance.choice([6, 8, 10])
+    settings: dict[str, Any] = {
+        "vocab_size": chance.randint(40, 80),
+        "max_position_embeddings": chance.randint(16, 24),
+        "pad_token_id": chance.randint(0, 3),
+        "hidden_size": width,
+        "num_hidden_layers": chance.randint(2, 4),
+        "num_attention_heads": heads,
+        "intermediate_size": chance.randint(width // 2, 3 * width),
+        "hidden_act": chance.choice(["gelu", "relu", "silu", "gelu_new"]),
+    }
+    if family == "distilbert":
+        settings = {DISTILBERT_CALLS.get(key, key): value for key, value in settings.items()}
+    else:
+        segments = [1, 2] if family == "roberta" else [2, 3]
+        settings |= {"type_vocab_size": chance.choice(segments), "layer_norm_eps": chance.choice([1e-12, 1e-7, 1e-5])}
+    if family == "electra":
+        settings["embedding_size"] = width // 2 if number else width  # with its projection and without
+    return FAMILIES[family][1](**settings)
+
+
+DRAWN = {f"{family}-{number}": draw(family, number) for family in FAMILIES for number in range(3)}
+PAIRED = [name for name, config in DRAWN.items() if getattr(config, "type_vocab_size", 0) > 1]
+
+
+@pytest.fixture(params=DRAWN)
 def reference(request, tmp_path):
-    """A random model of the family, saved as `transformers` does."""
-    kind, config = FAMILIES[request.param]
-    model = kind(config).eval()
+    """A random model of a drawn configuration, saved as `transformers` does."""
+    config = DRAWN[request.param]
+    model = FAMILIES[config.model_type][0](config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.2)  # norms and biases too, so that a mix-up shows
@@ -45,20 +76,22 @@ def reference(request, tmp_path):
 
 
 def random_batch(config, pairs: bool) -> Batch:
-    pad = config.pad_token_id
-    ids, mask = torch.randint(2, 60, (4, 11)), torch.ones(4, 11, dtype=torch.bool)
+    ids, mask = torch.randint(4, config.vocab_size, (4, 11)), torch.ones(4, 11, dtype=torch.bool)
     for row, length in enumerate((11, 7, 4, 1)):
-        ids[row, length:], mask[row, length:] = pad, False
-    segments = (torch.arange(11) > 3).long().expand(4, 11) * mask if pairs else None
+        ids[row, length:], mask[row, length:] = config.pad_token_id, False
+    segments = (torch.arange(11) > 3) * (config.type_vocab_size - 1) * mask if pairs else None
     return Batch(ids, mask, segments)
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(
+    ("reference", "pairs"),
+    [*((name, False) for name in DRAWN), *((name, True) for name in PAIRED)],
+    indirect=["reference"],
+)
 def test_hidden_states_equal_those_of_transformers(reference, pairs):
     model, folder = reference
     ours, family, _ = load_checkpoint(folder)
-    segmented = getattr(model.config, "type_vocab_size", 0) > 1
-    batch = random_batch(model.config, pairs and segmented)
+    batch = random_batch(model.config, pairs)
     extra = {} if batch.segments is None else {"token_type_ids": batch.segments}
     with torch.no_grad():
         expected = model(input_ids=batch.ids, attention_mask=batch.mask.long(), **extra)
@@ -78,13 +111,15 @@ def test_round_trip_is_bit_equal(reference, tmp_path):
     expected = model.state_dict()
     assert again.state_dict().keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
-    kept = ("vocab_size", "hidden_size", "max_position_embeddings", "pad_token_id", "intermediate_size")
-    assert all(getattr(again.config, key, 0) == getattr(model.config, key, 0) for key in kept)
+    renamed = DISTILBERT_CALLS if model.config.model_type == "distilbert" else {}
+    kept = {renamed.get(key, key) for key in (*BERT, "hidden_act")}
+    kept |= {key for key in ("type_vocab_size", "layer_norm_eps", "embedding_size") if hasattr(model.config, key)}
+    assert {key: getattr(again.config, key) for key in kept} == {key: getattr(model.config, key) for key in kept}
 
 
 def test_shards_are_read(reference, tmp_path):
     model, _ = reference
-    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="4KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
     ours, family, settings = load_checkpoint(tmp_path / "shards")
     save_checkpoint(ours, family, settings, tmp_path / "whole")
@@ -189,9 +224,10 @@ def edit(folder: Path, **changes) -> None:
         ({"num_hidden_layers": 2}, "16 tensors that its config.json has no place for, as encoder.layer.2"),
         ({"num_hidden_layers": 4}, "has no tensor encoder.layer.3"),
         ({"num_hidden_layers": 10**7}, "says 10000000 layers"),
-        ({"num_attention_heads": 5}, "5 heads do not divide a width of 24"),
+        ({"num_attention_heads": 5}, "small/config.json: 5 heads do not divide a width of 24"),
+        ({"hidden_dropout_prob": 1.0}, "small/config.json: dropout is 1.0: it must be .* at least 0 and below 1"),
         ({"intermediate_size": 40}, r"asks for \[40, 24\]"),
-        ({"hidden_act": "gelo"}, "unknown activation 'gelo': did you mean 'gelu'"),
+        ({"hidden_act": "gelo"}, "small/config.json: unknown activation 'gelo': did you mean 'gelu'"),
         (
             {"position_embedding_type": "relative_key"},
             "position_embedding_type in .* is 'relative_key': this model has it only as 'absolute'",
@@ -289,3 +325,20 @@ def test_half_precision_files_are_read_as_fp32(small, tmp_path):
     save_file({name: tensor.bfloat16() for name, tensor in expected.items()}, tmp_path / "half" / "model.safetensors")
     ours, _, _ = load_checkpoint(tmp_path / "half")
     assert torch.equal(ours.embedding.words.weight, expected["embeddings.word_embeddings.weight"].bfloat16().float())
+
+
+def test_the_fingerprint_tells_every_file_that_a_base_is_read_from(small):
+    seen = {base_fingerprint(small)}
+    for name in ("config.json", "model.safetensors"):
+        with (small / name).open("a") as file:
+            file.write(" ")
+        seen.add(base_fingerprint(small))
+    reader = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json"]
+    reader += ["merges.txt", "preprocessor_config.json"]
+    for name in reader:
+        for text in ("{}", "{ }"):
+            (small / name).write_text(text)
+            seen.add(base_fingerprint(small))
+    assert len(seen) == 1 + 2 + 2 * len(reader)
+    (small / "README.md").write_text("what no one reads")
+    assert base_fingerprint(small) in seen

@@ -320,7 +320,9 @@ def _choose(source: Source, names: list[str]) -> list[str]:
 
 
 def _check_stated(file: Path, stated: "RepoSibling") -> None:
-    """Compare a downloaded file with the hub's statement: SHA-256 for a large file, git's blob id for a small one."""
+    """Compare a downloaded file with the hub's statement: SHA-256 for a large file; for a small one git's blob id, a
+    SHA-1, which is all that the hub states for it.
+    """
     if stated.lfs is not None:
         matches = sha256(file) == stated.lfs.sha256
     elif stated.blob_id is not None:

@@ -41,6 +41,8 @@ MARKS = {
 }
 """usual spellings of each mark, for a folder whose configuration does not name it"""
 
+HALVED = "holds half of a surrogate pair, which no text has"
+
 KINDS = {"wordpiece": "[PAD] [UNK] [CLS] [SEP] [MASK]", "bpe": "<s> <pad> </s> <unk> <mask>"}
 """what can be trained, and the marks that get its first ids"""
 
@@ -210,7 +212,7 @@ class Tokenizer:
         try:
             return list(self._backend.encode(text, add_special_tokens=False).ids)
         except TypeError:
-            raise UserError(f"{text!r:.80} holds half of a surrogate pair, which no text has") from None
+            raise UserError(f"{text!r:.80} {HALVED}") from None
 
     def tokens(self, ids: Sequence[int] | Tensor) -> list[str]:
         """The tokens of one row of ids, as the vocabulary spells them."""
@@ -231,7 +233,7 @@ class Tokenizer:
                 try:
                     self._backend.encode_batch_fast([row])
                 except TypeError:
-                    raise UserError(f"texts[{i}] is {row!r:.80}: a text or a pair of texts is needed") from None
+                    raise UserError(f"texts[{i}] is {row!r:.80}: {_wrong(row)}") from None
             raise
 
 
@@ -308,6 +310,13 @@ def _count_words(texts: Iterable[str], backend: tokenizers.Tokenizer) -> Counter
     if not words:
         raise UserError("there are no words to train a tokenizer on: at least one text with words is needed")
     return words
+
+
+def _wrong(row: Any) -> str:
+    """Why a row can't become tokens."""
+    texts = row if isinstance(row, tuple | list) else [row]
+    halved = any("\ud800" <= character <= "\udfff" for text in texts if isinstance(text, str) for character in text)
+    return f"it {HALVED}" if halved else "a text or a pair of texts is needed"
 
 
 def _longest_first(owners: list[int | None], max_length: int, problem: str) -> list[int]:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from peftlab.data.batch import Batch, Images
 from peftlab.data.files import check_manifest, make_folder, sha256, write_bytes, write_manifest
-from peftlab.data.images import PREPROCESSOR, ImageReader
-from peftlab.data.sources import fetch_base
+from peftlab.data.images import ImageReader
+from peftlab.data.sources import READER_FILES, fetch_base
 from peftlab.data.tensors import weight_files
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
@@ -29,8 +29,6 @@ from peftlab.models.heads import Classifier, ClassifierHead
 from peftlab.models.pretrained import load_checkpoint, save_checkpoint
 from peftlab.models.pretraining import PretrainingHead
 from peftlab.models.sentence import model_files
-
-READER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", PREPROCESSOR)
 
 
 @dataclass(frozen=True, repr=False)

@@ -54,8 +54,11 @@ def load_checkpoint(folder: Path) -> tuple[Any, str, dict[str, Any]]:
             )
     for choice, sign in family.optional.items():
         values[""][choice] = sign in theirs
-    with torch.device("meta"):
-        model = family.build({stack: family.stacks[stack].config(**given) for stack, given in values.items()})
+    try:
+        with torch.device("meta"):
+            model = family.build({stack: family.stacks[stack].config(**given) for stack, given in values.items()})
+    except UserError as error:  # what a value alone does not show: heads and width, the name of an activation
+        raise UserError(f"{folder / 'config.json'}: {error}") from None
     state = model.state_dict()
     wanted = family.publish(state)
     tensors.check({theirs.get(name, name): tensor.shape for name, tensor in wanted.items()}, "config.json")
