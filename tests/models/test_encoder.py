@@ -97,13 +97,14 @@ def test_the_same_seed_gives_the_same_weights():
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_sites_have_canonical_addresses_and_filling_them_changes_no_key_of_the_base():
-    model = Encoder(EncoderConfig(**SMALL, pooler=True))
+@pytest.mark.parametrize(("narrow", "project"), [({}, []), ({"embedding_dim": 4}, ["encoder.embedding.project"])])
+def test_sites_have_canonical_addresses_and_filling_them_changes_no_key_of_the_base(narrow, project):
+    model = Encoder(EncoderConfig(**SMALL, **narrow, pooler=True))
     keys = list(model.base_state())
     assert keys == list(model.state_dict())
     block = [f"self.{part}" for part in ("q", "k", "v", "kv", "o", "out", "norm")]
     block += [f"ff.{part}" for part in ("up", "down", "out", "norm")]
-    expected = ["encoder.embedding.tokens", "encoder.embedding.norm"]
+    expected = ["encoder.embedding.tokens", "encoder.embedding.norm", *project]
     expected += [f"encoder.{layer}.{part}" for layer in range(2) for part in block]
     assert list(model.sites()) == [*expected, "encoder.pooler.dense", "encoder.head"]
     kinds = {site.kind for site in model.sites().values()}

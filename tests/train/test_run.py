@@ -1,25 +1,30 @@
 """A run from end to end on a small file: its folder, its repeatability, and what it is good for afterwards."""
 
 import json
+import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from small import BAD, GOOD, write_films
+from small import BAD, GOOD, bits, films, write_films
 
 import peftlab
+from peftlab import cli
 from peftlab.data.examples import Examples
+from peftlab.data.files import write_manifest
 from peftlab.errors import UserError
 from peftlab.tasks.classify import Classify, encode
+from peftlab.train import run as run_module
 from peftlab.train.artefact import open_run
 from peftlab.train.classifying import load_data
 from peftlab.train.config import make_config
 from peftlab.train.loop import backward
 from peftlab.train.predict import answer_lines
 from peftlab.train.reading import read_lines
-from peftlab.train.run import run
+from peftlab.train.run import run, settle
 
 STEPS = {"steps": 12, "batch": 8, "evaluations": 2, "threads": 1}
 
@@ -60,6 +65,103 @@ def test_a_finished_run_is_recognised_and_another_is_not_overwritten(file, tmp_p
     assert (tmp_path / "a" / "result.json").stat().st_mtime_ns == before
     with pytest.raises(UserError, match=r"holds a run of another configuration: there train.seed is 0, here 1"):
         run(config(file, "head", seed=1), tmp_path / "a")
+
+
+def truncate(base: Path) -> None:
+    weights = base / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def tamper(base: Path) -> None:
+    write_manifest(base, ["config.json", "model.safetensors"])
+    edit(base / "config.json", lambda content: content.update(hidden_act="relu"))
+
+
+def edit(path: Path, change) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+SPOILED = {
+    "truncated": (truncate, "model.safetensors is not a whole safetensors file"),
+    "tampered": (tamper, "config.json does not match its SHA-256"),
+    "unfit": (lambda base: edit(base / "config.json", lambda c: c.update(hidden_size=32)), "config.json asks for"),
+    "unknown": (lambda base: edit(base / "config.json", lambda c: c.update(model_type="bort")), "did you mean 'bert'"),
+    "bare": (lambda base: (base / "config.json").unlink(), "config.json is missing"),
+    "first step": (
+        lambda base: edit(base / "tokenizer.json", lambda c: c["model"]["vocab"].update(film=40_000)),
+        "token id 40000 is outside the vocabulary",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_base_that_fails_leaves_the_folder_to_the_right_one(how, tiny, films_file, tmp_path):
+    spoil, message = SPOILED[how]
+    spoil(Path(shutil.copytree(tiny, tmp_path / "base")))
+    with pytest.raises(UserError, match=message):
+        run(films(tmp_path / "base", films_file, steps=3, evaluations=1), tmp_path / "run")
+    right = films(tiny, films_file, steps=3, evaluations=1)
+    for folder in ("run", "fresh"):
+        run(right, tmp_path / folder)
+    assert bits(tmp_path / "run") == bits(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("left", ["checkpoints/step-00000003-0", "adapter", "model", "result.json"])
+def test_a_configuration_is_replaced_only_where_it_is_alone(left, tiny, films_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    first, other = (films(tiny, films_file, threads=None, seed=seed) for seed in (0, 1))
+    (tmp_path / "config.toml").write_text(settle(first, tmp_path).to_toml())
+    (tmp_path / "metrics.jsonl").write_text("")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert settle(first, tmp_path).train.threads == 3  # the same goes on as it began
+    assert settle(other, tmp_path).train.threads == 2
+    (tmp_path / left).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"there train.seed is 0, here 1; choose another --out, or delete it"):
+        settle(other, tmp_path)
+
+
+def test_a_configuration_that_was_written_by_hand_stays(tiny, films_file, tmp_path):
+    asked = films(tiny, films_file)
+    (tmp_path / "config.toml").write_text("# mine\n" + asked.to_toml())
+    with pytest.raises(UserError, match="holds a run of another configuration"):
+        run(asked, tmp_path)
+    assert (tmp_path / "config.toml").read_text().startswith("# mine")
+
+
+def test_a_run_that_another_process_leaves_meanwhile_stays(tiny, films_file, tmp_path, monkeypatch):
+    """Between the look at a folder and its lock."""
+    other = films(tiny, films_file, seed=1).completed().to_toml()
+
+    @contextmanager
+    def locked(folder):
+        (folder / "config.toml").write_text(other)
+        (folder / "checkpoints" / "step-00000003-0").mkdir(parents=True)
+        yield
+
+    monkeypatch.setattr(run_module, "locked", locked)
+    with pytest.raises(UserError, match=r"there train.seed is 1, here 0"):
+        run(films(tiny, films_file), tmp_path / "run")
+    assert (tmp_path / "run" / "config.toml").read_text() == other
+
+
+def test_a_size_that_can_not_be_is_one_line_and_its_folder_is_free(tmp_path, monkeypatch, capsys):
+    (tmp_path / "text.txt").write_text("a small text of a few words\n" * 40)
+    sizes = 'kind = "decoder"\ndim = 8\nlayers = 1\nheads = 2\nmax_length = 16'
+    task = f'[language_model]\nname = "{tmp_path}/text.txt"\nunits = "bytes"\nlength = 16'
+    (tmp_path / "run.toml").write_text(f"{task}\n[model]\n{sizes}\n[train]\nsteps = 2\nevaluations = 1\nthreads = 1")
+    command = ["peftlab", "train", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run"), "--set"]
+    monkeypatch.setattr(sys, "argv", [*command, "model.inner=-3"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "peftlab: inner is -3: it must be a whole number of at least 1, or 0 for none\n"
+    monkeypatch.setattr(sys, "argv", [*command, "model.inner=16"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert (tmp_path / "run" / "result.json").is_file()
 
 
 def test_a_step_in_parts_has_the_same_gradient(minilm):

@@ -161,6 +161,7 @@ class Decoder(Writer):
         self.bias: Tensor | None
         name_sites(self, "decoder")
         if not self.embedding.words.weight.is_meta:
+            config.check_tokens("pad")  # not of a published GPT-2, whose end may be one of a larger vocabulary
             initialise(self, config)
 
     @property

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from peftlab.data.batch import Batch, Images
-from peftlab.errors import UserError, unknown
+from peftlab.errors import UserError
 from peftlab.layers import masks
 from peftlab.layers.addition import States
 from peftlab.layers.attention import Look
@@ -55,8 +55,8 @@ class EncoderConfig(StackConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.head not in HEADS:
-            raise unknown("head", str(self.head), HEADS)
+        self.check_choices(head=HEADS)
+        self.check_tokens("pad")
 
 
 class Block(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +13,7 @@ from torch import nn
 from peftlab.errors import UserError, unknown
 from peftlab.layers.attention import SCORES, Attention
 from peftlab.layers.embedding import POSITIONS, Embedding, LearnedPositions, Table
-from peftlab.layers.feedforward import ChunkedFeedForward, FeedForward
+from peftlab.layers.feedforward import ACTIVATIONS, ChunkedFeedForward, FeedForward
 from peftlab.layers.linear import Linear
 from peftlab.layers.norm import NORMS
 from peftlab.layers.residual import RESIDUALS, Absent, Residual
@@ -52,28 +53,36 @@ class BlocksConfig:
     """standard deviation of the initial weights"""
 
     def __post_init__(self) -> None:
-        self.check_counts("dim", "layers", "heads", *(["inner_chunk"] if self.inner_chunk != 0 else []))
-        self.check_choices(norm=NORMS, residual=RESIDUALS, score=SCORES)
+        self.check_counts("dim", "layers", "heads")
+        self.check_counts("inner", "inner_chunk", none=True)
+        self.check_choices(activation=ACTIVATIONS, norm=NORMS, residual=RESIDUALS, score=SCORES)
+        self.check_numbers("norm_eps", "init_std")
         self.check_dropouts("dropout", "attention_dropout", "inner_dropout")
 
-    def check_counts(self, *names: str) -> None:
-        """These fields are whole numbers of at least 1."""
+    def check_counts(self, *names: str, none: bool = False) -> None:
+        """These fields are whole numbers of at least 1, or with `none` also 0."""
         for name in names:
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise UserError(f"{name} is {value!r}: it must be a whole number of at least 1")
+            if type(value) is not int or value < (0 if none else 1):
+                more = ", or 0 for none" if none else ""
+                raise UserError(f"{name} is {value!r}: it must be a whole number of at least 1{more}")
+
+    def check_numbers(self, *names: str, below: float = math.inf) -> None:
+        """These fields are numbers from 0 to below another."""
+        for name in names:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
+                end = "finite" if below == math.inf else f"below {below}"
+                raise UserError(f"{name} is {value!r}: it must be a number, at least 0 and {end}")
 
     def check_dropouts(self, *names: str) -> None:
         """These fields are probabilities with which something is left."""
-        for name in names:
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < 1:
-                raise UserError(f"{name} is {value!r}: it must be at least 0 and below 1")
+        self.check_numbers(*names, below=1)
 
     def check_choices(self, **choices: Collection[str]) -> None:
         """Each field is one of its choices."""
         for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
+            if getattr(self, name) not in tuple(allowed):  # a list, which no dictionary can look for, is none of them
                 raise unknown(name, str(getattr(self, name)), allowed)
 
 
@@ -102,12 +111,22 @@ class StackConfig(BlocksConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_counts("vocab")
+        self.check_counts("vocab", *(["embedding_dim"] if self.embedding_dim is not None else []))
+        self.check_counts("position_offset", "segments", none=True)
         self.check_choices(position=POSITIONS)
+
+    def check_tokens(self, *names: str) -> None:
+        """These fields are ids of tokens."""
+        for name in names:
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value < self.vocab:
+                raise UserError(f"{name} is {value!r}: it must be a token of the vocabulary, 0 to {self.vocab - 1}")
 
 
 def build_embedding(config: StackConfig, words: Table | None = None) -> Embedding:
     """The embedding of a configuration; `words` is another stack's table to share."""
+    # not before: read as another family's, whose padding takes positions, a configuration may have none left
+    config.check_counts("max_length")
     width = config.embedding_dim or config.dim
     if config.position == "learned":
         positions: nn.Module = LearnedPositions(config.max_length, width, config.position_offset)

@@ -63,11 +63,12 @@ def run(config: Config, folder: Path, tell: Tell = lambda line: None) -> dict[st
         return done
     make_folder(folder)
     with writing_to(folder), locked(folder), stopping() as stop:
-        write_text(folder / "config.toml", config.to_toml())
+        settle(config, folder)  # again: who held the folder until now may have left a run in it
         training = work.prepare()
         checkpoints = Checkpoints(folder / "checkpoints", fingerprint)
         if (state := checkpoints.latest()) is not None:
             training.restore(state)
+        write_text(folder / "config.toml", config.to_toml())
         progress = training.progress
         with Metrics(folder, progress.step, progress.evaluated, tell, config.train.tensorboard) as metrics:
             trained = train(training, checkpoints, stop, metrics)
@@ -116,12 +117,27 @@ def describe_run(work: Work, training: Training, trained: Progress) -> dict[str,
 
 
 def settle(config: Config, folder: Path) -> Config:
-    """The complete configuration of a run in a folder; one that holds another run is refused."""
-    before = read_config_file(folder / "config.toml") if is_file(folder / "config.toml") else None
-    config = config.completed(before)
-    if before is not None and before.fingerprint() != config.fingerprint():
-        raise UserError(f"{folder} holds a run of another configuration: {difference(before, config)}; {ELSEWHERE}")
-    return config
+    """The complete configuration of a run in a folder; one that holds another run is refused.
+
+    A run that ended before it saved anything left its configuration alone, and any other may take its place.
+    """
+    path = folder / "config.toml"
+    if not is_file(path):
+        return config.completed()
+    before = read_config_file(path)
+    settled = config.completed(before)
+    if before.fingerprint() == settled.fingerprint():
+        return settled
+    ours = path.read_text(encoding="utf-8") == before.to_toml()  # and not what a user wrote by hand
+    if not ours or holds_more(folder):
+        raise UserError(f"{folder} holds a run of another configuration: {difference(before, settled)}; {ELSEWHERE}")
+    return config.completed()
+
+
+def holds_more(folder: Path) -> bool:
+    """Whether a run left more than its configuration and metrics: a checkpoint, what it trained, or a result."""
+    left = any((folder / name).exists() for name in ("adapter", "model", "result.json"))
+    return left or bool(Checkpoints(folder / "checkpoints", "").there())
 
 
 def finished(folder: Path, fingerprint: str) -> dict[str, Any] | None:
