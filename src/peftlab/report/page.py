@@ -80,9 +80,8 @@ def page(summary: Summary) -> str:
 
 def _opening(summary: Summary, verdict: Verdict) -> Markup:
     comparison = summary.comparison
-    names = ", ".join(task.name for task in comparison.tasks)
     seeds = len(comparison.seeds)
-    about = f"{comparison.title} · base {comparison.base} · {names} · {seeds} seed{'s' * (seeds != 1)}"
+    about = f"{comparison.title} · base {comparison.base} · {seeds} seed{'s' * (seeds != 1)}"
     return tag(
         "header",
         tag("p", about, tag("span", "quick look", class_="badge") if comparison.quick else "", class_="eyebrow"),
