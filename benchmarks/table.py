@@ -17,7 +17,7 @@ def table(found: Sequence[Figures], title: str) -> Table:
     shown = Table(title=title, box=None)
     for name in ("row", "ours", "default", "best"):
         shown.add_column(name, justify="left" if name == "row" else "right")
-    for name in ("× default", "goal", "× best", "goal", "peak MB: ours, default, best", "of peak GFLOP/s"):
+    for name in ("× default", "goal", "× best", "goal", "peak MB of each", "of GFLOP/s"):
         shown.add_column(name, justify="right")
     for row in found:
         figures = [amount(row[key], row["unit"]) for key in ("ours", "peer_default", "peer_best")]
@@ -57,7 +57,7 @@ def goal(row: Figures, side: str) -> str:
         return "–"
     if reached >= wanted:
         return f"{wanted:.2f} [green]met[/]"
-    most = "" if row["roofline"] is None else f", {reached / row['roofline']:.1f} at the peak"
+    most = "" if row["roofline"] is None else f", peak {reached / row['roofline']:.1f}"
     return f"{wanted:.2f} [red]missed[/]{most}"
 
 

@@ -58,7 +58,7 @@ def test_ratios_are_found_round_by_round():
 def test_a_missed_goal_says_what_the_peak_would_allow():
     found = track.summary(ROW, TURNS, {"fp32": 10e9})  # 4.5 and 1.5 times, at 0.3 of the peak
     assert goal(found, "default") == "4.00 [green]met[/]"
-    assert goal({**found, "goal_best": 2.0}, "best") == "2.00 [red]missed[/], 5.0 at the peak"
+    assert goal({**found, "goal_best": 2.0}, "best") == "2.00 [red]missed[/], peak 5.0"
     assert goal({**found, "goal_best": 2.0, "roofline": None}, "best") == "2.00 [red]missed[/]"
     assert goal({**found, "goal_best": None}, "best") == "–"
 
