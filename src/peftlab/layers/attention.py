@@ -1,8 +1,8 @@
 """Attention: softmax(score(Q, K)) V, over several heads, from one sequence to itself or to another.
 
 Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; the three scores after Luong et al. 2015 (arXiv 1508.04025).
-`attend` reads like the equation and gives every intermediate; `forward` takes torch's fused kernel unless
-somebody looks.
+`attend` reads like the equation and gives every intermediate; `forward` takes torch's fused kernel unless somebody
+looks, or weights are dropped on a processor, for which there is none (layers/dropped.py).
 
     python -m pytest tests/layers/test_attention.py
 
