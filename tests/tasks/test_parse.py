@@ -11,7 +11,7 @@ from peftlab.data.conllu import Sentence, Tree, read_conllu, write_conllu
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.models.encoder import Encoder, EncoderConfig
 from peftlab.models.parser import Parser, parser_of
-from peftlab.tasks.parse import Encoded, Parse, completed, encode, gather, relation_names, scores, unknown_tree
+from peftlab.tasks.parse import Encoded, Parse, completed, encode, relation_names, scores, spread, unknown_tree
 from peftlab.tasks.tree import best_tree
 from peftlab.train.asking import ask
 from peftlab.train.loop import backward
@@ -52,10 +52,11 @@ def small(tokenizer: Tokenizer, method=None, shake: float = 0.3) -> Encoder:
 
 def alone(model: Encoder, rows: Encoded, row: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The arcs [n, 1 + n] of one sentence without padding, and its relations with every head [n, 1 + n, L]."""
-    views = model(rows.batch([row])[0]).scores
-    words = views[:, [0, *[1 + first for first in rows.words.firsts[row]]]]
-    parser, n = parser_of(model), words.shape[1] - 1
-    labels = [parser.score_labels(words, torch.full((1, n), head))[0] for head in range(n + 1)]
+    states, parser = model(rows.batch([row])[0]).scores, parser_of(model)
+    words = parser.view(states[:, [0, *[1 + first for first in rows.words.firsts[row]]]])
+    n = words.shape[1] - 1
+    every = torch.ones(1, n, dtype=torch.bool)
+    labels = [parser.score_labels(words, torch.full((1, n), head), every) for head in range(n + 1)]
     return parser.score_arcs(words)[0], torch.stack(labels, 1)
 
 
@@ -134,9 +135,9 @@ def test_relations_that_training_has_not_seen_are_counted_and_teach_the_arc_alon
     assert rows.unseen == 0
 
 
-def test_words_are_gathered_from_any_place():
+def test_words_of_any_place_are_spread_over_their_rows():
     x, real = torch.randn(3, 6, 2), torch.tensor([[0, 1, 0, 1, 1, 0], [0] * 5 + [1], [1] * 6]).bool()
-    found = gather(x, real, 7)
+    found = spread(x[real], real.sum(1), 7)
     assert found.shape == (3, 6, 2)
     for b in range(3):
         n = int(real[b].sum())

@@ -13,9 +13,10 @@ from small import write_films
 
 import peftlab
 from peftlab.errors import UserError
+from peftlab.train.artefact import ADAPTER
 from peftlab.train.config import make_config
 from peftlab.train.export import export_run
-from peftlab.train.predict import answer_lines
+from peftlab.train.predict import answer_lines, open_finished
 from peftlab.train.run import run
 
 TEXTS = ["a wonderful film", "a dull film", "hm", "it goes on and on and " * 8]
@@ -50,6 +51,17 @@ def logits(run: Path) -> torch.Tensor:
 def tokens(folder: Path):
     options = {"padding": True, "truncation": True, "max_length": MAX_LENGTH, "return_tensors": "pt"}
     return transformers.AutoTokenizer.from_pretrained(folder)(TEXTS, **options)
+
+
+@pytest.mark.parametrize(("name", "merges"), [("lora", True), ("bitfit", True), ("adapter", False), ("full", True)])
+def test_predict_merges_what_it_can_and_answers_the_same(name, merges, finished):
+    trained = open_finished(finished(name))
+    model, found = trained.base.model, logits(finished(name))
+    assert model.merged == ((ADAPTER,) if merges else ())
+    if merges:
+        peftlab.unmerge(model, ADAPTER)
+    beside = torch.tensor([answer["logits"] for answer in trained.answer(TEXTS, 0)])
+    torch.testing.assert_close(found, beside, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["lora", "bitfit", "full", "head"])

@@ -1,14 +1,15 @@
 """A parser: for each word its head among the others and its relation to it, by deep biaffine attention.
 
-Dozat & Manning 2017 (arXiv 1611.01734). A token has four views, each a layer of its own: as a dependent and as a head,
-for arcs and for labels. `forward` gives the views of all tokens; a task picks those that speak for words, since only it
-knows them, and asks for the scores of these: pairs of subwords are never scored.
+Dozat & Manning 2017 (arXiv 1611.01734). A word has four views, each a layer of its own: as a dependent and as a head,
+for arcs and for labels. `forward` gives the states of the root and of all tokens; a task picks those that speak for
+words, since only it knows them, and asks for their views and the scores of these: what is no word is never viewed.
 
-    views = model(batch).scores              # [B, 1 + T, K], the root in front
+    states = model(batch).scores             # [B, 1 + T, D], the root in front
     head = parser_of(model)
-    head.score_arcs(words); head.score_labels(words, heads)
+    words = head.view(states[:, places])     # [B, 1 + N, K]
+    head.score_arcs(words); head.score_labels(words, heads, real)
 
-Shapes: B rows, T tokens, N words, D width, K width of the four views, L relations.
+Shapes: B rows, T tokens, N words of the longest, W of all, D width, K of the four views, L relations.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Parser(Labels):
 
 
 class ParserHead(TokenHead):
-    """views → arcs, labels."""
+    """states → views → arcs, labels."""
 
     def __init__(self, dim: int, labels: int, arc: int, label: int, dropout: float) -> None:
         super().__init__()
@@ -73,25 +74,32 @@ class ParserHead(TokenHead):
         nn.init.zeros_(self.views.bias)
 
     def forward(self, states: States) -> Tensor:
-        """[B, 1 + T, K]: the views of the root, a vector that is learned, and of each token."""
+        """[B, 1 + T, D]: the root, a vector that is learned, and each token."""
         root = self.root.expand(len(states.hidden), 1, -1).to(states.hidden.dtype)
-        views = F.leaky_relu(self.views(torch.cat([root, states.hidden], 1)), SLOPE)
-        return dropout(views, self.drop, self.training)
+        return torch.cat([root, states.hidden], 1)
+
+    def view(self, states: Tensor) -> Tensor:
+        """The views of some of these: [..., D] → [..., K]."""
+        return dropout(F.leaky_relu(self.views(states), SLOPE), self.drop, self.training)
 
     def score_arcs(self, words: Tensor) -> Tensor:
         """The views of the root and of the words [B, 1 + N, K] → [B, N, 1 + N]: of each word with each head."""
         dependents, heads, _, _ = words.split(self.widths, -1)
         return self.arcs(dependents[:, 1:], heads)
 
-    def score_labels(self, words: Tensor, chosen: Tensor) -> Tensor:
-        """The same views and the head of each word [B, N] → [B, N, L]: of each relation to that head."""
+    def score_labels(self, words: Tensor, chosen: Tensor, real: Tensor) -> Tensor:
+        """The same views and the head of each word [B, N] → [W, L]: of each relation to that head, for the W words that
+        are real [B, N]. A word's scores are L products of two vectors: those of padding are not worth it.
+        """
         _, _, dependents, heads = words.split(self.widths, -1)
-        return self.labels(dependents[:, 1:], torch.take_along_dim(heads, chosen[..., None], 1))
+        return self.labels(dependents[:, 1:][real], torch.take_along_dim(heads, chosen[..., None], 1)[real])
 
     def probed(self, given: Tensor) -> Tensor:
         """The scores of all arcs between tokens, and of all relations to the root."""
+        words = self.view(given)
         to_root = torch.zeros(given.shape[0], given.shape[1] - 1, dtype=torch.long, device=given.device)
-        return torch.cat([self.score_arcs(given).flatten(1), self.score_labels(given, to_root).flatten(1)], 1)
+        labels = self.score_labels(words, to_root, torch.ones_like(to_root, dtype=torch.bool))
+        return torch.cat([self.score_arcs(words).flatten(1), labels.view(len(given), -1)], 1)
 
 
 def parser_of(model: Model) -> ParserHead:

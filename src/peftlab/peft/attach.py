@@ -136,12 +136,17 @@ def merge(model: Model, name: str) -> Drift:
         raise UserError(f"adapter {name!r} is merged already")
     if name not in model.active:
         raise UserError(f"adapter {name!r} is not active, and merged it would act: activate it first")
-    head = model.head_address
-    stuck = [key for key, addition in model.additions(name).items() if not addition.mergeable and key != head]
+    stuck = unmergeable(model, name)
     if stuck or model.adapters[name].method.trains_base:
         where = f": what it has at {stuck[0]} is no change of a weight" if stuck else ""
         raise UserError(f"adapter {name!r} ({model.adapters[name].method.name}) can't be merged into the base{where}")
     return remerge(model, (*model.merged, name))
+
+
+def unmergeable(model: Model, name: str) -> list[str]:
+    """The addresses where an adapter is no change of a weight; its head, which stays beside the base, is not asked."""
+    head = model.head_address
+    return [key for key, addition in model.additions(name).items() if not addition.mergeable and key != head]
 
 
 def unmerge(model: Model, name: str) -> None:

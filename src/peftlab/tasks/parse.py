@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -90,7 +91,7 @@ class Parse(Task):
         parser, real = parser_of(model), gold[..., 0] != NO_WORD
         heads, relations = gold[real].T
         arcs = allowed(parser.score_arcs(words).float(), real)[real]
-        relation = parser.score_labels(words, gold[..., 0].clamp(min=0))[real].float()
+        relation = parser.score_labels(words, gold[..., 0].clamp(min=0), real).float()
         # a head that was cut off, a relation that is unknown teach nothing; the loop weighs parts by their words
         total = F.cross_entropy(arcs, heads, ignore_index=UNKNOWN, reduction="sum")
         total = total + F.cross_entropy(relation, relations, ignore_index=UNKNOWN, reduction="sum")
@@ -99,37 +100,36 @@ class Parse(Task):
     def judge(self, model: Model, inputs: Batch, labels: Tensor) -> Sequence[Tree]:
         """The tree over the words that are left of each sentence; the labels only say where words begin."""
         words, gold = self.read(model, inputs, labels)
-        parser, counts = parser_of(model), (gold[..., 0] != NO_WORD).sum(1).tolist()
+        parser, real = parser_of(model), gold[..., 0] != NO_WORD
+        counts = real.sum(1).tolist()
         arcs = parser.score_arcs(words).detach().float().cpu().numpy()
         heads = [best_tree(row[:n, : n + 1]) for row, n in zip(arcs, counts, strict=True)]
-        longest = gold.shape[1]
-        chosen = torch.tensor([row + [0] * (longest - len(row)) for row in heads], device=words.device)
-        logits = parser.score_labels(words, chosen).float()
+        chosen = torch.zeros_like(gold[..., 0])
+        chosen[real] = torch.tensor([head for row in heads for head in row], device=chosen.device)
+        logits = parser.score_labels(words, chosen, real).float()
         if ROOT in self.names:  # the name of the arc from the root, and of no other
-            logits[..., self.names.index(ROOT)] = torch.where(chosen == 0, math.inf, -math.inf)
-        relations = logits.argmax(-1).tolist()
-        return [
-            Tree(row, [self.names[relation] for relation in found[: len(row)]])
-            for row, found in zip(heads, relations, strict=True)
-        ]
+            logits[:, self.names.index(ROOT)] = torch.where(chosen[real] == 0, math.inf, -math.inf)
+        relations = [self.names[relation] for relation in logits.argmax(-1).tolist()]
+        ends = accumulate(counts)
+        return [Tree(row, relations[end - len(row) : end]) for row, end in zip(heads, ends, strict=True)]
 
     def read(self, model: Model, inputs: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The views [B, 1 + N, K] of the root and the words, and the words' labels [B, N, 2]."""
         real = labels[..., 0] != NO_WORD
-        views = model(inputs, logits_only=True).scores
-        return gather(views, F.pad(real, (1, 0), value=True), 0), gather(labels, real, NO_WORD)
+        states, with_root = model(inputs, logits_only=True).scores, F.pad(real, (1, 0), value=True)
+        views = parser_of(model).view(states[with_root])
+        return spread(views, with_root.sum(1), 0), spread(labels[real], real.sum(1), NO_WORD)
 
     def score(self, judged: Sequence[Tree], rows: Encoded) -> float:
         return scores(judged, rows.trees)["las"]
 
 
-def gather(x: Tensor, real: Tensor, fill: int) -> Tensor:
-    """[B, T, …] → [B, N, …]: each row's places where `real` [B, T] is True, and then as many fills as it lacks."""
-    counts = real.sum(1, keepdim=True)
-    there = torch.arange(int(counts.max()), device=x.device) < counts
-    gathered = x.new_full((*there.shape, *x.shape[2:]), fill)
-    gathered[there] = x[real]
-    return gathered
+def spread(words: Tensor, counts: Tensor, fill: int) -> Tensor:
+    """[W, …] of all rows, so many of each → [B, N, …]: each row's own, and then as many fills as it lacks."""
+    there = torch.arange(int(counts.max()), device=words.device) < counts[:, None]
+    padded = words.new_full((*there.shape, *words.shape[1:]), fill)
+    padded[there] = words
+    return padded
 
 
 def allowed(arcs: Tensor, real: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 from peftlab.errors import UserError, unknown
 from peftlab.models.base import Base
 from peftlab.models.heads import Classifier
-from peftlab.peft.attach import merge
+from peftlab.peft.attach import merge, unmergeable
 from peftlab.peft.formats import save_adapter, why_only_ours
 from peftlab.train.artefact import ADAPTER, open_run
 from peftlab.train.config import Config
@@ -44,10 +44,9 @@ def export_run(folder: Path, out: Path, to: str) -> None:
 
 def why_not_exported(base: Base, config: Config) -> dict[str, str | None]:
     """Why a run can't go to each target; None if it can."""
-    method, place, attached = config.build_method(), base.model.head_address, base.model.adapters[ADAPTER]
-    additions = [addition for key, addition in base.model.additions(ADAPTER).items() if key != place]
+    method, attached = config.build_method(), base.model.adapters[ADAPTER]
     merged = None
-    if not all(addition.mergeable for addition in additions):
+    if unmergeable(base.model, ADAPTER):
         merged = f"{method.name} is no change of the base's weights"
     elif not isinstance(attached.head, Classifier | None):
         merged = f"a {attached.head.kind}'s head is kept in our own format"

@@ -23,6 +23,7 @@ from peftlab.data.tokenizer import Tokenizer
 from peftlab.errors import UserError
 from peftlab.generate.search import Sample, Written, stream
 from peftlab.models.base import Base
+from peftlab.peft.attach import merge, unmergeable
 from peftlab.tasks.classify import Classify, Pictured
 from peftlab.tasks.classify import encode as tokenised
 from peftlab.tasks.task import Rows
@@ -218,6 +219,8 @@ def open_finished(folder: Path) -> Trained:
         raise UserError(
             f"{folder} pretrained a base, which says nothing yet: teach it a task with base = {str(folder)!r}"
         )
+    if ADAPTER in base.model.adapters and not unmergeable(base.model, ADAPTER):
+        merge(base.model, ADAPTER)  # a change of weights costs nothing then
     if config.tag is not None:
         return WordTagger(base, config.tag)
     if config.parse is not None:
