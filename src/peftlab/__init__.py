@@ -12,6 +12,8 @@ Names are imported when they are first used: importing torch takes longer than m
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from peftlab.processor import do_without_hidden_tiles
+
 if TYPE_CHECKING:
     from peftlab.data.batch import Batch as Batch
     from peftlab.data.tokenizer import Tokenizer as Tokenizer
@@ -83,6 +85,8 @@ WHERE = {
     "unmerge": "peftlab.peft.attach",
 }
 __all__ = [*WHERE]
+
+do_without_hidden_tiles()
 
 
 def __getattr__(name: str) -> Any:

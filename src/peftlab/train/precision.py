@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from peftlab.processor import tiles_hidden
+
 
 def pick_device() -> torch.device:
     """The fastest device there is."""
@@ -21,7 +23,7 @@ def pick_precision(wanted: str, device: torch.device) -> str:
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if device.type == "cpu" and fast else "fp32"
+    return "bf16" if device.type == "cpu" and fast and not tiles_hidden() else "fp32"
 
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
