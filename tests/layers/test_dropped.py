@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from peftlab.layers.attention import Attention, attend
-from peftlab.layers.dropped import attend_dropped
+from peftlab.layers.dropped import VECTOR, attend_dropped, softmax
 from peftlab.layers.masks import look_ahead
 
 B, H, D = 3, 2, 4
@@ -42,6 +42,17 @@ def test_values_and_gradients_are_those_of_the_equation(mask, keys, queries):
         torch.autograd.grad(ours, given, arrived), torch.autograd.grad(expected, given, arrived), strict=True
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("keys", [1, 2, VECTOR - 1, VECTOR, LONG])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_softmax_is_torchs(keys, dtype):
+    least = torch.finfo(dtype).min
+    scores = 50 * torch.randn(6, 5, keys, dtype=dtype)
+    scores[0, :, keys // 2 :] = least
+    scores[1] = least
+    expected = scores.softmax(-1)
+    torch.testing.assert_close(softmax(scores.clone()), expected)
 
 
 @pytest.mark.parametrize("keys", [SHORT, LONG])

@@ -1,7 +1,8 @@
 """The order of rows: from a counter (seed, epoch), so that it can be had again at any step, and with little padding.
 
 The rows of an epoch are shuffled and cut into windows of some batches; within a window they are sorted by length and
-cut into batches, and the batches are shuffled. On SST-2 that leaves 3 % padding where plain shuffling leaves 65 %.
+cut into batches, and the batches are shuffled. Of 8,000 rows of SST-2 that leaves a hundredth
+of padding where plain shuffling leaves two thirds, and most batches have none.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-WINDOW = 50
+WINDOW = 250
 """batches a window"""
 ENOUGH, ALIKE = 256, 0.8
 """in evaluation: tokens that are worth a batch of their own, and the least share of its longest row that a row has"""
