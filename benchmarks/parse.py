@@ -5,14 +5,16 @@
 
 Without a run the parser's weights are drawn, so that no sentence's best heads are a tree by themselves: every tree has
 to be searched for, which is the most work that a parser can make. What is read at once is sorted by length and
-parsed in batches, whose mean size is told: `predict` reads 256 sentences at once.
+parsed in batches, whose mean size is told: `predict` reads 256 sentences at once, and cuts batches by their tokens. The
+last line has batches of 32 sentences, however long they are.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -34,6 +36,10 @@ from peftlab.train.order import sorted_batches
 from peftlab.train.parsing import read_trees
 from peftlab.train.predict import CHUNK, open_finished
 
+BATCH = 32
+Cut = Callable[[Sequence[int], int], list[list[int]]]
+"""from the lengths of sentences and a budget of tokens to batches"""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -51,20 +57,29 @@ def main() -> None:
             raise UserError(f"{given.run} is no parser: give the folder of a run with [parse]")
     table = Table("sentences read at once", "in a batch", "sentences a second", "lowest", "highest")
     table.title = f"{len(sentences):,} sentences parsed, {given.threads} threads"
-    for size in (32, CHUNK):
-        parse(trained, sentences[:CHUNK], size)
-        rates = [len(sentences) / parse(trained, sentences, size) for _ in range(given.times)]
+    cuts: tuple[tuple[int, Cut], ...] = ((BATCH, sorted_batches), (CHUNK, sorted_batches), (CHUNK, of_a_size))
+    for size, cut in cuts:
+        with patch("peftlab.train.asking.sorted_batches", cut):
+            parse(trained, sentences[:CHUNK], size)
+            rates = [len(sentences) / parse(trained, sentences, size) for _ in range(given.times)]
         found = (statistics.median(rates), min(rates), max(rates))
-        table.add_row(str(size), f"{in_a_batch(trained, sentences, size):.0f}", *(f"{rate:,.0f}" for rate in found))
+        mean = in_a_batch(trained, sentences, size, cut)
+        table.add_row(str(size), f"{mean:.0f}", *(f"{rate:,.0f}" for rate in found))
     Console().print(table)
     print(f"torch {torch.__version__}")
 
 
-def in_a_batch(trained: TreeParser, sentences: Sequence[Sentence], size: int) -> float:
+def of_a_size(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Batches of 32 sentences of like length, whatever their tokens."""
+    rows = sorted(range(len(lengths)), key=lambda row: lengths[row])
+    return [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
+
+
+def in_a_batch(trained: TreeParser, sentences: Sequence[Sentence], size: int, cut: Cut) -> float:
     """How many sentences a batch has, where so many are read at once."""
     words = encode_words(trained.base.tokenizer, [sentence.words for sentence in sentences], trained.length)
     lengths, share = words.lengths(), TOKENS // at_once(torch.device("cpu"))
-    batches = sum(len(sorted_batches(lengths[i : i + size], share)) for i in range(0, len(lengths), size))
+    batches = sum(len(cut(lengths[i : i + size], share)) for i in range(0, len(lengths), size))
     return len(sentences) / batches
 
 
