@@ -29,7 +29,7 @@ from peftlab.data.glue import load_task
 from peftlab.tasks import classify
 from peftlab.train.config import Train
 from peftlab.train.loop import backward
-from peftlab.train.memory import keep_freed
+from peftlab.train.memory import keep_freed, settled
 from peftlab.train.optim import adamw, rate
 from peftlab.train.order import epoch
 from peftlab.train.precision import pick_precision
@@ -135,7 +135,8 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
         done += 1
         return len(rows) * max(lengths[row] for row in rows), loss
 
-    return measure(model, lambda: epoch(lengths, SETTINGS.batch, 0, 0), step, sum(lengths))
+    with settled():
+        return measure(model, lambda: epoch(lengths, SETTINGS.batch, 0, 0), step, sum(lengths))
 
 
 def measure(

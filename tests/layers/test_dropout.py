@@ -23,6 +23,15 @@ def test_neighbours_are_independent():
     assert correlation.abs().max() < 0.01
 
 
+def test_one_mask_says_nothing_about_the_next():
+    """Each begins at a place of its own; the first values of many masks are as random as those of one."""
+    kept = torch.stack([dropout(torch.ones(8), 0.5) != 0 for _ in range(20_000)]).double()
+    pairs = torch.cat([kept[:-1], kept[1:]], 1)  # of two masks in turn
+    correlation = torch.corrcoef(pairs.T) - torch.eye(16)
+    assert correlation.abs().max() < 0.035  # five standard deviations
+    assert kept.mean(0).sub(0.5).abs().max() < 0.0177
+
+
 def test_the_gradient_passes_where_the_value_did():
     x = torch.randn(50, 7, requires_grad=True)
     y = dropout(x, 0.3)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor, nn
 
 
@@ -38,9 +39,18 @@ def growth(cut: int) -> float:
 
 def draw_kept(shape: torch.Size, cut: int) -> Tensor:
     """1 where a value stays, else 0; a byte each."""
-    seed = int(torch.randint(2**63 - 1, ()))
-    bits = np.random.SFC64(seed).random_raw(-(-shape.numel() // 4)).view(np.uint16)[: shape.numel()]
+    source = np.random.SFC64(Seeds())  # type: ignore[arg-type]  # any ISeedSequence; its types name one of them
+    bits = source.random_raw(-(-shape.numel() // 4)).view(np.uint16)[: shape.numel()]
     return torch.from_numpy((bits >= cut).view(np.uint8)).view(shape)
+
+
+class Seeds(ISeedSequence):
+    """Where SFC64 begins, drawn from torch's generator as it is: NumPy's own seeds are hashed first, which takes as
+    long as to draw thousands of values.
+    """
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> Any:
+        return torch.randint(-(2**63), 2**63 - 1, (n_words,)).numpy().view(dtype)
 
 
 class Drop(torch.autograd.Function):

@@ -22,7 +22,7 @@ from peftlab.train.asking import ask
 from peftlab.train.checkpoint import Checkpoints, State
 from peftlab.train.config import Train
 from peftlab.train.frozen import Frozen, room_for
-from peftlab.train.memory import out_of_memory, return_freed
+from peftlab.train.memory import out_of_memory, return_freed, settled
 from peftlab.train.metrics import Tell
 from peftlab.train.optim import adamw, rate
 from peftlab.train.order import Order
@@ -208,6 +208,7 @@ class Training:
             self.method.thaw(self.model, self.progress.step - 1)
 
 
+@settled()
 def train(training: Training, checkpoints: Checkpoints, stop: Stop, tell: Tell) -> Progress:
     """Train until it is done; asked to stop, save between two steps."""
     done, settings = training.progress, training.settings

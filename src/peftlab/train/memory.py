@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -68,3 +71,18 @@ def return_freed() -> None:
         library.mallopt(MMAP_THRESHOLD, 128 << 10)
         library.mallopt(TRIM_THRESHOLD, 128 << 10)
         library.malloc_trim(0)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Let Python look for garbage only among what comes from now on.
+
+    A step makes so many objects that all others, those of torch and the rows among them, are gone through every few
+    steps: a twentieth of the time of a small model.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
