@@ -17,12 +17,13 @@ from peftlab.data.examples import Examples
 from peftlab.data.files import write_manifest
 from peftlab.errors import UserError
 from peftlab.tasks.classify import Classify, encode
+from peftlab.train import predict
 from peftlab.train import run as run_module
 from peftlab.train.artefact import open_run
 from peftlab.train.classifying import load_data
 from peftlab.train.config import make_config
 from peftlab.train.loop import backward
-from peftlab.train.predict import answer_lines
+from peftlab.train.predict import Labeller, answer_lines, answers
 from peftlab.train.reading import read_lines
 from peftlab.train.run import run, settle
 
@@ -187,12 +188,31 @@ def test_an_opened_run_predicts_what_it_predicted(method, file, tmp_path):
     result = run(config(file, method, lr=1e-3), tmp_path / "run")
     base, settings = open_run(tmp_path / "run")
     test = load_data(settings).tests["test"]
-    answers = list(answer_lines(tmp_path / "run", iter(test.texts)))
-    assert [result["labels"].index(answer["label"]) for answer in answers] == result["predictions"]["test"]
-    for answer in answers:
+    found = list(answer_lines(tmp_path / "run", iter(test.texts)))
+    assert [result["labels"].index(answer["label"]) for answer in found] == result["predictions"]["test"]
+    for answer in found:
         assert sum(answer["probabilities"].values()) == pytest.approx(1)
         assert answer["label"] == max(answer["probabilities"], key=answer["probabilities"].get)
     assert base.model.active == ("mine",)
+
+
+def test_the_first_lines_are_answered_soon_and_many_at_once(monkeypatch):
+    class Counting(Labeller):
+        reads = 8
+
+        def __init__(self):
+            self.asked = []
+
+        def answer(self, lines, before):
+            self.asked.append((before, len(lines)))
+            return iter([{"text": line} for line in lines])
+
+    monkeypatch.setattr(predict, "CHUNK", 2)
+    labeller, lines = Counting(), iter(map(str, range(23)))
+    found = answers(labeller, lines)
+    assert (next(found), next(lines)) == ({"text": "0"}, "2"), "no more is read than the first answers need"
+    assert [answer["text"] for answer in found] == ["1", *map(str, range(3, 23))]
+    assert labeller.asked == [(0, 2), (2, 4), (6, 8), (14, 8)]
 
 
 def test_the_command_line_trains_and_predicts(file, tmp_path):

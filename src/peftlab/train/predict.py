@@ -38,7 +38,7 @@ from peftlab.train.translating import search, translate
 from peftlab.train.writing import room
 
 CHUNK = 256
-"""lines read before the first are answered"""
+"""lines that are read before the first are answered"""
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 """what a tokenizer shows for bytes that are no character, or none yet"""
 
@@ -51,6 +51,8 @@ class Labeller:
 
     given = "text"
     """what a line is"""
+    reads = 4096
+    """the most lines at once: the more there are, the more of like length make a batch"""
 
     def __init__(self, base: Base, config: Config) -> None:
         self.base, self.config = base, config
@@ -68,17 +70,18 @@ class Labeller:
 
     def answer(self, lines: list[Line], before: int) -> Iterator[Answer]:
         """An answer for each line; `before` them so many were read."""
-        logits = ask(self.base.model, self.read(lines), Classify().judge, "fp32")
-        for text, row in zip(lines, logits, strict=True):
-            probabilities = dict(zip(self.names, row.softmax(0).tolist(), strict=True))
-            label = self.names[int(row.argmax())]
-            yield {self.given: text, "label": label, "probabilities": probabilities, "logits": row.tolist()}
+        logits = torch.stack(ask(self.base.model, self.read(lines), Classify().judge, "fp32"))
+        found = zip(lines, logits.argmax(1).tolist(), logits.softmax(1).tolist(), logits.tolist(), strict=True)
+        for text, best, probabilities, scores in found:
+            named = dict(zip(self.names, probabilities, strict=True))
+            yield {self.given: text, "label": self.names[best], "probabilities": named, "logits": scores}
 
 
 class Viewer(Labeller):
     """The same of images: a line is the path of a file."""
 
     given = "image"
+    reads = CHUNK
 
     @property
     def size(self) -> int:
@@ -238,14 +241,15 @@ def answer_lines(folder: Path, lines: Iterator[Given]) -> Iterator[Answer]:
 
 
 def answers(trained: Trained, lines: Iterator[Given]) -> Iterator[Answer]:
-    """The same of what is open."""
-    number = 0
-    while chunk := list(islice(lines, CHUNK)):
+    """The same of what is open. Whoever waits has the first soon; where there are many, more are read at once."""
+    number, size = 0, CHUNK
+    most = trained.reads if isinstance(trained, Labeller) else CHUNK
+    while chunk := list(islice(lines, size)):
         if isinstance(trained, Annotator):
             yield from trained.answer(chunk, number)
         else:
             yield from trained.answer([unsplit(line) for line in chunk], number)
-        number += len(chunk)
+        number, size = number + len(chunk), min(2 * size, most)
 
 
 def annotated(folder: Path, lines: Iterator[Given]) -> list[Answer]:
