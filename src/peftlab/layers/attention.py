@@ -142,7 +142,7 @@ class Attention(nn.Module):
 
     def split(self, t: Tensor) -> Tensor:
         """[B, T, D] → [B, H, T, d]: head h takes the h-th slice of the width."""
-        return t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return t.view(*t.shape[:-1], self.heads, -1).transpose(1, 2)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, dropout={self.dropout}"

@@ -14,34 +14,34 @@ from torch import Tensor
 
 
 class Growing:
-    """Of self-attention: each call adds the new tokens' keys and values, in a buffer that doubles when it is full."""
+    """Of self-attention: each call adds the new tokens' keys and values, in buffers that double when they are full."""
 
     complete = None
     """there are always more to come"""
 
     def __init__(self, room: int) -> None:
         self.room, self.length = room, 0
-        self.buffer: Tensor | None = None
-        """[2, B, room, D] keys and values"""
+        self.buffers: list[Tensor] = []
+        """[B, room, D] keys, and values"""
 
     def add(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """[B, new, D] each → all so far, [B, t, D] each."""
         B, new, D = keys.shape
         start, self.length = self.length, self.length + new
-        if self.buffer is None or self.length > self.room:
-            self.room = max(self.length, self.room if self.buffer is None else 2 * self.room)
-            buffer = keys.new_empty(2, B, self.room, D)
-            if self.buffer is not None:
-                buffer[:, :, :start] = self.buffer[:, :, :start]
-            self.buffer = buffer
-        self.buffer[0, :, start : self.length] = keys
-        self.buffer[1, :, start : self.length] = values
-        return self.buffer[0, :, : self.length], self.buffer[1, :, : self.length]
+        if not self.buffers or self.length > self.room:
+            self.room = max(self.length, 2 * self.room if self.buffers else self.room)
+            larger = [keys.new_empty(B, self.room, D), values.new_empty(B, self.room, D)]
+            for buffer, old in zip(larger, self.buffers, strict=False):
+                buffer[:, :start] = old[:, :start]
+            self.buffers = larger
+        for buffer, added in zip(self.buffers, (keys, values), strict=True):
+            buffer.narrow(1, start, new).copy_(added)
+        k, v = self.buffers
+        return k.narrow(1, 0, self.length), v.narrow(1, 0, self.length)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone."""
-        if self.buffer is not None:
-            self.buffer = self.buffer[:, rows]
+        self.buffers = [buffer[rows] for buffer in self.buffers]
 
 
 class Fixed:

@@ -47,7 +47,9 @@ class Residual(nn.Module):
         received = self.receive(x, real, route)
         if among is not None:
             inputs["memory"] = self.receive(among, real, route)
-        y = self.dropout(self.sublayer(received, route=route, **inputs))
+        y = self.sublayer(received, route=route, **inputs)
+        if self.training:
+            y = self.dropout(y)
         return join(y if self.out.idle(route) else self.out(y, received, join, route))
 
     def receive(self, x: Tensor, real: Tensor | None, route: Route | None) -> Tensor:

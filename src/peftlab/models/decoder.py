@@ -205,7 +205,7 @@ class Decoder(Writer):
             scores = F.linear(hidden, self.embedding.words.weight)
         else:
             scores = self.vocabulary(hidden, route)
-        return scores if self.bias is None else scores + self.bias
+        return scores if self.bias is None else scores.add_(self.bias)
 
     def begin(
         self, batch: Batch, adapters: Sequence[str | None] | None = None, room: int = 0
