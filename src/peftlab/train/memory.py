@@ -78,9 +78,9 @@ def settled() -> Iterator[None]:
     """Let Python look for garbage only among what comes from now on.
 
     A step makes so many objects that all others, those of torch and the rows among them, are gone through every few
-    steps: a twentieth of the time of a small model.
+    steps: a fiftieth of the time of a small model. What is garbage already waits until the end: to look for it here
+    would take as long as a step or two.
     """
-    gc.collect()
     gc.freeze()
     try:
         yield
