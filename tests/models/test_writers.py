@@ -320,3 +320,13 @@ def test_an_embedding_of_another_width_needs_an_output_of_its_own():
     assert model(ragged(5, 3)).logits.shape == (2, 5, 60)
     with pytest.raises(UserError, match="embedding_dim is 16 and dim is 24: a tied output needs them equal"):
         small("decoder", embedding_dim=16)
+
+
+def test_a_bias_keeps_its_digits_where_products_are_bf16():
+    model = small("decoder", output_bias=True).eval()
+    model.bias.fill_(1.001)  # which bf16 has not
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        product = torch.nn.functional.linear(torch.ones(2, 24), model.embedding.words.weight)
+        scores = model.read(torch.ones(2, 24))
+    assert (product.dtype, scores.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(scores, product.float() + 1.001, rtol=0, atol=0)

@@ -205,7 +205,10 @@ class Decoder(Writer):
             scores = F.linear(hidden, self.embedding.words.weight)
         else:
             scores = self.vocabulary(hidden, route)
-        return scores if self.bias is None else scores.add_(self.bias)
+        if self.bias is None:
+            return scores
+        # in place only where that is the same: bf16 and fp32 add up to fp32
+        return scores.add_(self.bias) if scores.dtype == self.bias.dtype else scores + self.bias
 
     def begin(
         self, batch: Batch, adapters: Sequence[str | None] | None = None, room: int = 0
