@@ -50,7 +50,7 @@ class Seeds(ISeedSequence):
     """
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> Any:
-        return torch.randint(-(2**63), 2**63 - 1, (n_words,)).numpy().view(dtype)
+        return torch.randint(-(2**63), 2**63 - 1, (n_words,), device="cpu").numpy().view(dtype)
 
 
 class Drop(torch.autograd.Function):
