@@ -160,6 +160,23 @@ def test_a_row_that_lost_is_raced_again(monkeypatch, tmp_path, capsys, good, cod
     assert capsys.readouterr().err.count("once more") == min(good, 3) - 1
 
 
+def test_a_race_that_is_stopped_prints_the_rows_that_are_raced(monkeypatch, capsys):
+    def run(row, settings, peaks):
+        if row.name == "train-full":
+            raise KeyboardInterrupt
+        return track.summary(row, TURNS, peaks)
+
+    monkeypatch.setattr(command, "measured_peaks", lambda settings: {"fp32": 1e9})
+    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--rows", "train-lora,train-full", "--json"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 130
+    printed = capsys.readouterr()
+    assert [row["row"] for row in json.loads(printed.out)] == ["train-lora"]
+    assert "1 of 2 rows" in printed.err
+
+
 def test_table_has_every_row_and_says_whether_goals_are_met():
     rows = [ROWS["train-lora"], ROWS["train-head"], ROWS["start"]]
     found = [track.summary(row, {side: TURNS[side] for side in row.sides}, {"fp32": 1e9}) for row in rows]
