@@ -39,6 +39,9 @@ from peftlab.models.stack import (
 )
 from peftlab.models.writer import Choice, Marks, Memory, Writer
 
+FEW = 64
+"""rows for which the order of a product with the vocabulary matters"""
+
 
 @dataclass(frozen=True)
 class DecoderConfig(StackConfig):
@@ -202,7 +205,7 @@ class Decoder(Writer):
     def read(self, hidden: Tensor, route: Route | None = None) -> Tensor:
         """[..., D] → [..., V] the scores of all tokens."""
         if self.vocabulary is None:
-            scores = F.linear(hidden, self.embedding.words.weight)
+            scores = score_words(hidden, self.embedding.words.weight)
         else:
             scores = self.vocabulary(hidden, route)
         if self.bias is None:
@@ -245,6 +248,19 @@ class Decoder(Writer):
         memory.position = memory.position + 1
         memory.longest += 1
         return self.read(self.norm(x, None, route), route).flatten(0, 1)
+
+
+def score_words(hidden: Tensor, words: Tensor) -> Tensor:
+    """[..., D] · [V, D] → [..., V].
+
+    MKL cuts a product along its first operand, so that for a few rows, as a step of a search has them, words · hiddenᵀ
+    is the faster order: 5 rows take 0.4 of the time, 32 half of it.
+    """
+    rows = hidden.numel() // hidden.shape[-1]
+    if not 1 < rows <= FEW or hidden.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.linear(hidden, words)
+    scores = words @ hidden.reshape(rows, -1).t()
+    return scores.t().contiguous().view(*hidden.shape[:-1], -1)
 
 
 def causal(real: Tensor, full: bool) -> Tensor:
