@@ -17,6 +17,7 @@ import peftlab
 SOURCE = Path(peftlab.__file__).parent
 README = Path(__file__).parents[1] / "README.md"
 ORDER = [
+    "native",
     "data",
     "layers",
     "models",

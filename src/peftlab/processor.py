@@ -1,4 +1,4 @@
-"""What a processor says of itself that does not hold: AMX, whose tiles a virtual machine may hide.
+"""What a processor says of itself, and what of that does not hold: AMX, whose tiles a virtual machine may hide.
 
 A hypervisor that passes AMX's flags on but answers no question about its tiles (CPUID's leaf 0x1D) makes oneDNN, which
 torch computes with, work with tiles of no size: the first product in bf16 ends the process with an illegal
@@ -18,14 +18,19 @@ WITHOUT_TILES = "AVX512_CORE_FP16"
 """what oneDNN calls the most that such a processor computes with otherwise"""
 
 
-def tiles_hidden() -> bool:
-    """Whether this processor claims to have AMX, and nobody can ask it for the size of a tile."""
+def facts() -> dict[str, str]:
+    """What Linux tells of the first processor; elsewhere nothing."""
     if not CPUINFO.is_file():
-        return False
+        return {}
     with CPUINFO.open(encoding="utf-8") as lines:
         first = [line.partition(":") for line in takewhile(str.strip, lines)]  # an empty line, then the next processor
-    facts = {name.strip(): value.strip() for name, _, value in first}
-    return "amx_tile" in facts.get("flags", "").split() and int(facts.get("cpuid level", TILES)) < TILES
+    return {name.strip(): value.strip() for name, _, value in first}
+
+
+def tiles_hidden() -> bool:
+    """Whether this processor claims to have AMX, and nobody can ask it for the size of a tile."""
+    told = facts()
+    return "amx_tile" in told.get("flags", "").split() and int(told.get("cpuid level", TILES)) < TILES
 
 
 def do_without_hidden_tiles() -> None:

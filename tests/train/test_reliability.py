@@ -267,7 +267,7 @@ def test_memory_that_really_runs_out(minilm, tmp_path):
     config = films(base, long, "lora", steps=2, batch=64, accumulate=1, evaluations=1)
     (tmp_path / "asked.toml").write_text(config.to_toml())
     done = subprocess.run(
-        [sys.executable, "-c", STARVED, str(tmp_path / "asked.toml"), str(tmp_path / "run"), str(400_000_000)],
+        [sys.executable, "-c", STARVED, str(tmp_path / "asked.toml"), str(tmp_path / "run"), str(260_000_000)],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from peftlab import native
 from peftlab.compare.grid import Job
 from peftlab.compare.results import ComparedTask, Comparison, RunResult
 from peftlab.compare.statistics import collapsed, no_better
@@ -34,7 +35,8 @@ def gather(
         base=first.base,
         tasks=list(tasks.values()),
         runs=runs,
-        versions={name: version(name) for name in LIBRARIES} | {"python": platform.python_version()},
+        versions={name: version(name) for name in LIBRARIES}
+        | {"python": platform.python_version(), "kernels": native.NAME},
         hashes=hashes,
         command=command,
         config=first.to_toml(),

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from peftlab import native
 from peftlab.errors import UserError
 from peftlab.generate.search import Search, Written, at_least_one, finish, log_probabilities
 from peftlab.models.writer import Memory, Writer
@@ -118,6 +119,8 @@ class Beam(Search):
 def candidates(scores: Tensor, totals: Tensor, model: Writer) -> tuple[Tensor, Tensor]:
     """log p [B, 2g] of the likeliest continuations, the best first, and `which · V + token` of each."""
     B, g = totals.shape
+    if native.fits(scores, totals):
+        return native.continuations(scores, totals, model.marks.never, 2 * g)
     log_p = log_probabilities(scores, model.marks).view(B, g, -1)
     return log_p.add_(totals[:, :, None]).flatten(1).topk(2 * g)
 

@@ -23,6 +23,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
+from peftlab import native
 from peftlab.data.batch import Batch
 from peftlab.errors import UserError
 from peftlab.models.writer import Marks, Memory, Writer
@@ -54,8 +55,9 @@ def write(
 ) -> list[list[Written]]:
     """What the model writes for each source of a batch, at most `max_new` tokens; the best first."""
     check(model, batch, max_new)
-    memory, scores = model.begin(batch, adapters, room=max_new)
-    return how.run(model, memory, scores, max_new)
+    with native.computing():
+        memory, scores = model.begin(batch, adapters, room=max_new)
+        return how.run(model, memory, scores, max_new)
 
 
 def stream(
@@ -67,7 +69,7 @@ def stream(
         raise UserError(f"{type(how).__name__} knows its text only at the end: stream with Greedy or Sample")
     if len(batch) != 1:
         raise UserError(f"the batch has {len(batch)} sources: a stream is of one")
-    with torch.inference_mode():
+    with torch.inference_mode(), native.computing():
         memory, scores = model.begin(batch, adapters, room=max_new)
     steps = how.steps(model, memory, scores, max_new)
     return takewhile(lambda token: token != model.marks.end, (int(tokens) for _, tokens, _ in steps))
@@ -77,27 +79,28 @@ class Onward(Search):
     """One text a source, and what is written stays."""
 
     @abstractmethod
-    def chooser(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """From log p [R, V] to the tokens [R]."""
+    def chooser(self, marks: Marks, device: torch.device) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """From scores [R, V], which may be written over, to the tokens [R] and log p [R] of them."""
 
     @torch.inference_mode()
     def steps(
         self, model: Writer, memory: Memory, scores: Tensor, max_new: int
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Each step's sources [B], their tokens [B] and log p of them [B]. Who has ended costs nothing any more."""
-        choose = self.chooser(scores.device)
+        choose = self.chooser(model.marks, scores.device)
         sources = torch.arange(len(scores), device=scores.device)
         for n in range(1, max_new + 1):
-            log_p = log_probabilities(scores, model.marks)
-            tokens = choose(log_p)
-            yield sources, tokens, log_p.gather(1, tokens[:, None])[:, 0]
+            with native.computing():
+                tokens, log_p = choose(scores)
+            yield sources, tokens, log_p
             going = (tokens != model.marks.end).nonzero()[:, 0]
             if n == max_new or len(going) == 0:
                 return
             if len(going) < len(sources):
                 memory.keep(going)
                 sources, tokens = sources[going], tokens[going]
-            scores = model.next(tokens, memory)
+            with native.computing():  # who reads a stream computes otherwise in between
+                scores = model.next(tokens, memory)
 
     def run(self, model: Writer, memory: Memory, scores: Tensor, max_new: int) -> list[list[Written]]:
         N, end = len(scores), model.marks.end
@@ -113,10 +116,16 @@ class Onward(Search):
 class Greedy(Onward):
     """The likeliest token each time."""
 
-    def chooser(self, device: torch.device) -> Callable[[Tensor], Tensor]:
-        if device.type == "cpu":  # where torch goes through a vocabulary number by number
-            return lambda log_p: torch.from_numpy(log_p.numpy().argmax(1))
-        return lambda log_p: log_p.argmax(1)
+    def chooser(self, marks: Marks, device: torch.device) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        def choose(scores: Tensor) -> tuple[Tensor, Tensor]:
+            if native.fits(scores, scores):
+                return native.likeliest(scores, marks.never)
+            log_p = log_probabilities(scores, marks)
+            # on a processor torch goes through a vocabulary number by number
+            tokens = torch.from_numpy(log_p.numpy().argmax(1)) if log_p.is_cpu else log_p.argmax(1)
+            return tokens, log_p.gather(1, tokens[:, None])[:, 0]
+
+        return choose
 
 
 @dataclass(frozen=True)
@@ -140,9 +149,15 @@ class Sample(Onward):
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p!r}: it must be above 0 and at most 1")
 
-    def chooser(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+    def chooser(self, marks: Marks, device: torch.device) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         generator = torch.Generator(device).manual_seed(self.seed)
-        return lambda log_p: torch.multinomial(self.probabilities(log_p), 1, generator=generator)[:, 0]
+
+        def choose(scores: Tensor) -> tuple[Tensor, Tensor]:
+            log_p = log_probabilities(scores, marks)
+            tokens = torch.multinomial(self.probabilities(log_p), 1, generator=generator)
+            return tokens[:, 0], log_p.gather(1, tokens)[:, 0]
+
+        return choose
 
     def probabilities(self, log_p: Tensor) -> Tensor:
         """The distribution [R, V] that is drawn from."""
@@ -163,9 +178,11 @@ def log_probabilities(scores: Tensor, marks: Marks) -> Tensor:
     As in `transformers` what padding would have had is not shared among the others.
     """
     scores = scores.float()
+    if native.fits(scores, scores):
+        return native.log_softmax(scores, marks.never)
     torch.log_softmax(scores, 1, out=scores)  # a beam's scores take tens of megabytes, slow to ask for at each step
-    if marks.pad != marks.end:
-        scores[:, marks.pad] = -math.inf
+    if marks.never is not None:
+        scores[:, marks.never] = -math.inf
     return scores
 
 

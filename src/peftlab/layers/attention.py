@@ -1,8 +1,8 @@
 """Attention: softmax(score(Q, K)) V, over several heads, from one sequence to itself or to another.
 
 Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; the three scores after Luong et al. 2015 (arXiv 1508.04025).
-`attend` reads like the equation and gives every intermediate; `forward` takes torch's fused kernel unless somebody
-looks, or weights are dropped on a processor, for which there is none (layers/dropped.py).
+`attend` reads like the equation and gives every intermediate; unless somebody looks, `forward` takes a fused kernel:
+our own on a processor (layers/fused.py), else torch's, which on a processor drops no weights (layers/dropped.py).
 
     python -m pytest tests/layers/test_attention.py
 
@@ -18,11 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from peftlab import native
 from peftlab.errors import UserError
 from peftlab.layers.cache import Fixed, Growing
 from peftlab.layers.dropout import dropout as drop
 from peftlab.layers.dropout import in_65536
 from peftlab.layers.dropped import attend_dropped
+from peftlab.layers.fused import attend_fused
 from peftlab.layers.linear import Linear
 from peftlab.layers.site import KVSite, Route, hide_empty_sites
 
@@ -127,6 +129,8 @@ class Attention(nn.Module):
         if looks is not None:
             looks.append(attend(q, k, v, self.score.scale, mask, dropout))
             mixed = looks[-1].mixed
+        elif native.fits(q, k):
+            mixed = attend_fused(q, k, v, self.score.scale, mask, dropout)
         elif in_65536(dropout) and x.device.type == "cpu" and not torch.compiler.is_compiling():
             mixed = attend_dropped(q, k, v, self.score.scale, mask, dropout)
         else:

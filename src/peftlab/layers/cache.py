@@ -26,18 +26,23 @@ class Growing:
 
     def add(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """[B, new, D] each → all so far, [B, t, D] each."""
-        B, new, D = keys.shape
+        start = self.reserve(keys)
+        for buffer, added in zip(self.buffers, (keys, values), strict=True):
+            buffer.narrow(1, start, added.shape[1]).copy_(added)
+        k, v = self.buffers
+        return k.narrow(1, 0, self.length), v.narrow(1, 0, self.length)
+
+    def reserve(self, like: Tensor) -> int:
+        """Make room for as many tokens as a tensor [B, new, D] has; gives the place of the first of them."""
+        B, new, D = like.shape
         start, self.length = self.length, self.length + new
         if not self.buffers or self.length > self.room:
             self.room = max(self.length, 2 * self.room if self.buffers else self.room)
-            larger = [keys.new_empty(B, self.room, D), values.new_empty(B, self.room, D)]
+            larger = [like.new_empty(B, self.room, D) for _ in range(2)]
             for buffer, old in zip(larger, self.buffers, strict=False):
                 buffer[:, :start] = old[:, :start]
             self.buffers = larger
-        for buffer, added in zip(self.buffers, (keys, values), strict=True):
-            buffer.narrow(1, start, new).copy_(added)
-        k, v = self.buffers
-        return k.narrow(1, 0, self.length), v.narrow(1, 0, self.length)
+        return start
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone."""

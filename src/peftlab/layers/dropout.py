@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor, nn
 
+from peftlab import native
+
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """x with a part of its values dropped, in training."""
@@ -39,6 +41,8 @@ def growth(cut: int) -> float:
 
 def draw_kept(shape: torch.Size, cut: int) -> Tensor:
     """1 where a value stays, else 0; a byte each."""
+    if native.LIBRARY is not None:
+        return native.draw_kept(shape, draw_seeds(3), cut)
     source = np.random.SFC64(Seeds())  # type: ignore[arg-type]  # any ISeedSequence; its types name one of them
     bits = source.random_raw(-(-shape.numel() // 4)).view(np.uint16)[: shape.numel()]
     return torch.from_numpy((bits >= cut).view(np.uint8)).view(shape)
@@ -50,7 +54,17 @@ class Seeds(ISeedSequence):
     """
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> Any:
-        return torch.randint(-(2**63), 2**63 - 1, (n_words,), device="cpu").numpy().view(dtype)
+        return draw_seeds(n_words).numpy().view(dtype)
+
+
+def draw_seeds(count: int) -> Tensor:
+    """64 random bits each, from torch's generator."""
+    return torch.randint(-(2**63), 2**63 - 1, (count,), device="cpu")
+
+
+def apply_kept(x: Tensor, keep: Tensor, scale: float) -> Tensor:
+    """x · keep · scale."""
+    return native.apply_kept(x, keep, scale) if native.takes(x) else keep.to(x.dtype).mul_(x).mul_(scale)
 
 
 class Drop(torch.autograd.Function):
@@ -61,12 +75,12 @@ class Drop(torch.autograd.Function):
         keep = draw_kept(x.shape, cut)
         ctx.scale = growth(cut)
         ctx.save_for_backward(keep)
-        return keep.to(x.dtype).mul_(x).mul_(ctx.scale)
+        return apply_kept(x, keep, ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (keep,) = ctx.saved_tensors
-        return keep.to(gradient.dtype).mul_(gradient).mul_(ctx.scale), None
+        return apply_kept(gradient, keep, ctx.scale), None
 
 
 class Dropout(nn.Module):

@@ -3,6 +3,8 @@
 Vaswani et al. 2017 (arXiv 1706.03762), section 3.3.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
 
@@ -11,14 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from peftlab import native
 from peftlab.errors import unknown
 from peftlab.layers.dropout import Dropout
+from peftlab.layers.gelu import gelu, gelu_, through_gelu
 from peftlab.layers.linear import Linear
 from peftlab.layers.site import Route
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
-    "gelu": F.gelu,
+    "gelu": gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
@@ -28,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 OVERWRITING: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
-    "gelu": torch.ops.aten.gelu_,
+    "gelu": gelu_,
     "gelu_new": partial(torch.ops.aten.gelu_, approximate="tanh"),
     "gelu_pytorch_tanh": partial(torch.ops.aten.gelu_, approximate="tanh"),
     "silu": partial(F.silu, inplace=True),
@@ -57,10 +61,19 @@ class FeedForward(nn.Module):
         self.down = Linear(inner, dim)
 
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
+        if self.name == "gelu" and native.TALL and native.fits(x, x) and self.plain(route):
+            return through_gelu(x, self.up, self.down)
         inner = self.up(x, route)
         # the widest values of a block: a second place for them costs more than to compute them
         activate = self.activation if inner.requires_grad else OVERWRITING[self.name]
         return self.down(self.dropout(activate(inner)), route)
+
+    def plain(self, route: Route | None) -> bool:
+        """Whether it is its two matrices as they are: nothing is added, dropped or learned."""
+        idle = self.up.site.idle(route) and self.down.site.idle(route)
+        dropped = self.training and self.dropout.p > 0
+        learned = torch.is_grad_enabled() and (self.up.weight.requires_grad or self.down.weight.requires_grad)
+        return idle and not dropped and not learned
 
     def extra_repr(self) -> str:
         return self.name

@@ -33,6 +33,10 @@ class LayerNorm(nn.Module):
         # rows differ: [B, 1, D]
         return F.layer_norm(x, self.weight.shape, eps=self.eps) * scale + shift
 
+    def plain(self, route: Route | None) -> bool:
+        """Whether scale and shift are as they are, and do not learn."""
+        return self.site.idle(route) and not (torch.is_grad_enabled() and self.weight.requires_grad)
+
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"
 

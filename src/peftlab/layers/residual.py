@@ -16,7 +16,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from peftlab import native
 from peftlab.layers.dropout import Dropout
+from peftlab.layers.joined import fused_join
+from peftlab.layers.norm import LayerNorm
 from peftlab.layers.site import Route, SublayerSite, hide_empty_sites
 
 
@@ -48,9 +51,16 @@ class Residual(nn.Module):
         if among is not None:
             inputs["memory"] = self.receive(among, real, route)
         y = self.sublayer(received, route=route, **inputs)
+        if self.out.idle(route) and self.fuses(x, y, route):
+            assert isinstance(self.norm, LayerNorm)
+            return fused_join(x, y, self.norm, self.dropout.p if self.training else 0.0)
         if self.training:
             y = self.dropout(y)
         return join(y if self.out.idle(route) else self.out(y, received, join, route))
+
+    def fuses(self, x: Tensor, y: Tensor, route: Route | None) -> bool:
+        """Whether one of our own kernels drops, joins and norms."""
+        return False
 
     def receive(self, x: Tensor, real: Tensor | None, route: Route | None) -> Tensor:
         """What f is given."""
@@ -65,6 +75,9 @@ class Residual(nn.Module):
 
 class PostNorm(Residual):
     """norm(x + f(x))."""
+
+    def fuses(self, x: Tensor, y: Tensor, route: Route | None) -> bool:
+        return native.fits(x, y) and isinstance(self.norm, LayerNorm) and self.norm.plain(route)
 
 
 class PreNorm(Residual):

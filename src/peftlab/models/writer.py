@@ -72,6 +72,11 @@ class Marks:
     pad: int
     """what fills a row that has ended; it is never written otherwise"""
 
+    @property
+    def never(self) -> int | None:
+        """The token that no text has; None where padding is the end mark."""
+        return None if self.pad == self.end else self.pad
+
 
 class Writer(Model):
     """A model that writes one token after the other."""

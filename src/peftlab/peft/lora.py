@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.errors import UserError, unknown
 from peftlab.layers.addition import Addition, stack
 from peftlab.layers.dropout import dropout
-from peftlab.layers.linear import Linear
+from peftlab.layers.linear import Linear, product
 from peftlab.models.model import Place
 from peftlab.peft.method import Method, Stock, check_block_numbers, check_layers, check_number, check_whole
 
@@ -178,7 +177,7 @@ class LoRALinear(Addition):
         return self.rank
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(F.linear(dropout(x, self.dropout, self.training), self.A) * self.scale, self.B)
+        return product(product(dropout(x, self.dropout, self.training), self.A) * self.scale, self.B)
 
     def change(self, dtype: torch.dtype) -> Tensor:
         """[out, in]: sBA."""

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor, nn
 
+from peftlab import native
 from peftlab.errors import Stopped, UserError
 from peftlab.models.model import Model
 from peftlab.peft.method import Method
@@ -246,7 +247,8 @@ def backward(model: Model, task: Task, data: Rows, rows: Sequence[int], parts: i
         with computing_in(precision, device):
             loss = task.loss(model, inputs.to(device), labels.to(device))
         loss = loss * (data.weight(part) / whole)
-        loss.backward()
+        with native.computing(precision == "fp32"):  # as forward: a part of it may be computed again
+            loss.backward()
         total += float(loss.detach())
     return total
 

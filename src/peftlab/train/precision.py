@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
 
+from peftlab import native
 from peftlab.processor import tiles_hidden
 
 
@@ -27,7 +28,9 @@ def pick_precision(wanted: str, device: torch.device) -> str:
 
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """In bf16 matrix products run in it, while weights, norms, losses and the optimizer stay in fp32."""
+    """In bf16 matrix products run in it, while weights, norms, losses and the optimizer stay in fp32; for fp32 on a
+    processor there are kernels of our own.
+    """
     if precision == "fp32":
-        return nullcontext()
+        return native.computing()
     return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -1,0 +1,166 @@
+/* Attention, softmax(q kᵀ · scale) v, and its gradients; with `keep` some of its weights are dropped.
+
+   A head's scores of a few queries are made, weighed and used while they are in the cache: none is kept, the backward
+   pass makes them again (Dao et al. 2022, arXiv 2205.14135). Heads are shared among the threads.
+
+   Shapes: B rows, H heads, Tq queries and Tk keys of width d. Each tensor has the strides (row, head, token) of its
+   [B, H, T, d]; `seen` [B, Tq or 1, Tk] those of its two first, (row, query), and is 1 where a key may be seen;
+   `keep` [B, H, Tq, Tk] follows itself. A query that may see nothing is given zeros. */
+
+#include <float.h>
+#include <omp.h>
+
+#define VECTORS 2
+#include "vector.h"
+
+enum { QUERIES = 48 };
+/* at once: their scores stay in the second-level cache */
+
+static const float ZEROS[NR];
+
+static long padded(long n) { return (n + NR - 1) / NR * NR; }
+
+/* Room for each thread, or NULL. */
+static float *room(long floats) {
+    return aligned_alloc(64, (sizeof(float) * floats * omp_get_max_threads() + 63) / 64 * 64);
+}
+
+/* All panels of w's rows (`turned`), or of its columns: [padded(N) / NR] × K × NR. */
+static void pack(const float *w, long ld, long N, long K, int turned, float *b) {
+    for (long n = 0; n < N; n += NR) {
+        int width = (int)least(NR, N - n);
+        if (turned)
+            pack_rows(w + n * ld, ld, width, K, b + n * K);
+        else
+            pack_columns(w + n, ld, width, K, b + n * K);
+    }
+}
+
+/* c[M, N] (+)= a · the packed panels; `start` is ZEROS, or NULL to add to c. */
+static void times(const float *a, long row, long step, const float *b, long M, long N, long K, float *c, long ldc,
+                  const float *start) {
+    for (long n = 0; n < N; n += NR)
+        rows_of(M, a, row, step, b + n * K, K, c + n, ldc, start, (int)least(NR, N - n));
+}
+
+/* Scores [count, ld] of some queries become weights; columns from Tk to ld become zeros. */
+static void weigh(float *scores, long count, long ld, const shape *s, long b, long query) {
+    for (long i = 0; i < count; i++) {
+        float *row = scores + i * ld;
+        const uint8_t *seen = s->seen ? s->seen + b * s->seen_row + (query + i) * s->seen_query : NULL;
+        uint8_t any = !seen;
+        for (long j = s->Tk; j < ld; j++) row[j] = -FLT_MAX;
+        if (seen)
+            for (long j = 0; j < s->Tk; j++) {
+                any |= seen[j];
+                if (!seen[j]) row[j] = -FLT_MAX;
+            }
+        vec high = load(row);
+        for (long j = LANES; j < ld; j += LANES) high = larger(high, load(row + j));
+        float most = high[0];
+        for (int j = 1; j < LANES; j++) most = high[j] > most ? high[j] : most;
+        vec total = all(0.0f), scale = all(s->scale), top = all(most);
+        for (long j = 0; j < ld; j += LANES) {
+            vec e = exponential((load(row + j) - top) * scale);
+            total += e;
+            store(row + j, e);
+        }
+        vec share = all(any ? 1.0f / sum(total) : 0.0f);
+        for (long j = 0; j < ld; j += LANES) store(row + j, load(row + j) * share);
+    }
+}
+
+/* What is left of weights [count, ld], grown; may be the weights' own place. */
+static void drop(const float *weights, float *left, long count, long ld, const shape *s, long pair, long query) {
+    for (long i = 0; i < count; i++) {
+        const uint8_t *keep = s->keep + (pair * s->Tq + query + i) * s->Tk;
+        const float *from = weights + i * ld;
+        float *to = left + i * ld;
+        for (long j = 0; j < s->Tk; j++) to[j] = from[j] * (float)keep[j] * s->growth;
+        for (long j = s->Tk; j < ld; j++) to[j] = 0.0f;
+    }
+}
+
+/* Whether there is enough for a second thread. */
+static int worth(const shape *s) { return s->B * s->H * s->Tq * s->Tk * s->d > 40000; }
+
+/* Gives 1 where there is no memory for it, else 0. */
+EXPORT int attend(heads q, heads k, heads v, into mixed, const shape *s) {
+    long wide = padded(s->Tk), deep = padded(s->d), each = wide * s->d + deep * s->Tk + QUERIES * wide;
+    float *work = room(each);
+    if (!work) return 1;
+#pragma omp parallel if (worth(s))
+    {
+        float *keys = work + omp_get_thread_num() * each, *values = keys + wide * s->d, *scores = values + deep * s->Tk;
+#pragma omp for schedule(dynamic, 4)
+        for (long pair = 0; pair < s->B * s->H; pair++) {
+            long b = pair / s->H, h = pair % s->H;
+            pack(k.at + b * k.row + h * k.head, k.token, s->Tk, s->d, 1, keys);
+            pack(v.at + b * v.row + h * v.head, v.token, s->d, s->Tk, 0, values);
+            for (long query = 0; query < s->Tq; query += QUERIES) {
+                long count = least(QUERIES, s->Tq - query);
+                const float *from = q.at + b * q.row + h * q.head + query * q.token;
+                times(from, q.token, 1, keys, count, wide, s->d, scores, wide, ZEROS);
+                weigh(scores, count, wide, s, b, query);
+                if (s->keep) drop(scores, scores, count, wide, s, pair, query);
+                float *to = mixed.at + b * mixed.row + h * mixed.head + query * mixed.token;
+                times(scores, wide, 1, values, count, s->d, s->Tk, to, mixed.token, ZEROS);
+            }
+        }
+    }
+    free(work);
+    return 0;
+}
+
+/* Through dropout and the softmax at once: with w the weights, l what is left of them and t = g vᵀ,
+   the scores' gradient is (l·t − w·Σ l·t) · scale. */
+EXPORT int attend_back(heads q, heads k, heads v, heads g, into dq, into dk, into dv, const shape *s) {
+    long wide = padded(s->Tk), deep = padded(s->d);
+    long each = 2 * wide * s->d + deep * s->Tk + 2 * deep * QUERIES + 3 * QUERIES * wide;
+    float *work = room(each);
+    if (!work) return 1;
+#pragma omp parallel if (worth(s))
+    {
+        float *keys = work + omp_get_thread_num() * each, *turned = keys + wide * s->d;
+        float *values = turned + deep * s->Tk, *queries = values + wide * s->d, *given = queries + deep * QUERIES;
+        float *weights = given + deep * QUERIES, *left = weights + QUERIES * wide, *t = left + QUERIES * wide;
+#pragma omp for schedule(dynamic, 4)
+        for (long pair = 0; pair < s->B * s->H; pair++) {
+            long b = pair / s->H, h = pair % s->H;
+            const float *key = k.at + b * k.row + h * k.head, *value = v.at + b * v.row + h * v.head;
+            pack(key, k.token, s->Tk, s->d, 1, keys);
+            pack(key, k.token, s->d, s->Tk, 0, turned);
+            pack(value, v.token, s->Tk, s->d, 1, values);
+            for (long query = 0; query < s->Tq; query += QUERIES) {
+                long count = least(QUERIES, s->Tq - query);
+                const float *from = q.at + b * q.row + h * q.head + query * q.token;
+                const float *gradient = g.at + b * g.row + h * g.head + query * g.token;
+                times(from, q.token, 1, keys, count, wide, s->d, weights, wide, ZEROS);
+                weigh(weights, count, wide, s, b, query);
+                const float *kept = weights;
+                if (s->keep) drop(weights, left, count, wide, s, pair, query), kept = left;
+                times(gradient, g.token, 1, values, count, wide, s->d, t, wide, ZEROS);
+
+                const float *start = query ? NULL : ZEROS;
+                pack(gradient, g.token, s->d, count, 0, given);
+                times(kept, 1, wide, given, s->Tk, s->d, count, dv.at + b * dv.row + h * dv.head, dv.token, start);
+
+                for (long i = 0; i < count; i++) {
+                    float *ti = t + i * wide;
+                    const float *wi = weights + i * wide, *li = kept + i * wide;
+                    vec total = all(0.0f), scale = all(s->scale);
+                    for (long j = 0; j < wide; j += LANES) total += load(li + j) * load(ti + j);
+                    vec mean = all(sum(total));
+                    for (long j = 0; j < wide; j += LANES)
+                        store(ti + j, (load(li + j) * load(ti + j) - load(wi + j) * mean) * scale);
+                }
+                float *to = dq.at + b * dq.row + h * dq.head + query * dq.token;
+                times(t, wide, 1, turned, count, s->d, s->Tk, to, dq.token, ZEROS);
+                pack(from, q.token, s->d, count, 0, queries);
+                times(t, 1, wide, queries, s->Tk, s->d, count, dk.at + b * dk.row + h * dk.head, dk.token, start);
+            }
+        }
+    }
+    free(work);
+    return 0;
+}

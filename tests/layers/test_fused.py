@@ -1,0 +1,100 @@
+"""What layers compute with our own kernels, against torch's way of the same layer, gradients included."""
+
+import pytest
+import torch
+from torch import nn
+
+from peftlab import native
+from peftlab.layers.attention import Attention
+from peftlab.layers.feedforward import FeedForward
+from peftlab.layers.linear import Linear
+from peftlab.layers.norm import LayerNorm
+from peftlab.layers.residual import PostNorm
+
+pytestmark = pytest.mark.skipif(native.LIBRARY is None, reason="the kernels were not built, or this is not AVX2")
+
+
+def learn(module: nn.Module, kernels: bool, *given: torch.Tensor, **choices) -> list[torch.Tensor | None]:
+    """The output, and the gradients of the inputs and of all weights."""
+    inputs = [t.clone().requires_grad_() for t in given]
+    module.zero_grad()
+    torch.manual_seed(1)  # dropout draws the same
+    with native.computing(kernels):
+        y = module(*inputs, **choices)
+        (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+    return [y.detach(), *(t.grad for t in inputs), *(p.grad for p in module.parameters())]
+
+
+def same(module: nn.Module, *given: torch.Tensor, **choices) -> None:
+    ours, theirs = (learn(module, kernels, *given, **choices) for kernels in (True, False))
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()) + 1e-6)
+
+
+@pytest.fixture(autouse=True)
+def all_heights(monkeypatch):
+    monkeypatch.setattr(native, "TALL", True)
+
+
+@pytest.mark.parametrize("rows", [(3, 5), (70, 3), (1, 1), (200,)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear(rows, bias):
+    same(Linear(20, 90, bias), torch.randn(*rows, 20))
+    same(Linear(80, 100, bias), torch.randn(*rows, 80))  # its weight's gradient is torch's
+
+
+def test_what_is_frozen_has_no_gradient():
+    layer = Linear(20, 30).requires_grad_(False)
+    same(layer, torch.randn(60, 20))
+    with native.computing():
+        assert layer(torch.randn(60, 20)).requires_grad is False
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("name", ["gelu", "relu"])
+def test_feed_forward(name, frozen):
+    network = FeedForward(16, 50, name).requires_grad_(not frozen)
+    for rows in (1, 25, 60):
+        x = torch.randn(3, rows, 16)
+        same(network, x)
+        with torch.no_grad():
+            expected = network(x)
+            with native.computing():
+                torch.testing.assert_close(network(x), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_where_a_sublayer_is_joined(frozen, dropout):
+    residual = PostNorm(24, Linear(24, 24), LayerNorm(24), dropout)
+    torch.nn.init.normal_(residual.norm.weight)
+    torch.nn.init.normal_(residual.norm.bias)
+    residual.norm.requires_grad_(not frozen)
+    same(residual.train(), torch.randn(5, 40, 24))
+    same(residual.eval(), torch.randn(2, 3, 24))
+    with torch.no_grad():
+        x = torch.randn(5, 3, 24)
+        expected = residual(x)
+        with native.computing():
+            torch.testing.assert_close(residual(x), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention(dropout, masked):
+    torch.manual_seed(0)
+    layer = Attention(24, 3, dropout=dropout)
+    x = torch.randn(4, 17, 24)
+    mask = torch.arange(17)[None] < torch.tensor([17, 3, 0, 9])[:, None] if masked else None
+    same(layer.train(), x, mask=None if mask is None else mask[:, None, None])
+    same(layer.eval(), x, torch.randn(4, 11, 24))  # to another sequence
+    with torch.no_grad(), native.computing():
+        looks: list = []
+        torch.testing.assert_close(layer(x), layer(x, looks=looks), rtol=0, atol=1e-5)
+
+
+def test_a_model_that_is_called_computes_with_torch():
+    layer, x = Linear(64, 300), torch.randn(10, 64)
+    assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))
