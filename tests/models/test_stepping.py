@@ -75,6 +75,12 @@ def test_it_is_what_the_blocks_give(make, residual, hypotheses, monkeypatch):
     both(scattered(make(residual=residual)), some(4), hypotheses, monkeypatch)
 
 
+def test_of_many_rows_weights_are_packed(monkeypatch):
+    model = scattered(language_model())
+    both(model, some(*[3] * 9), 3, monkeypatch)
+    assert hasattr(model.blocks[0].self_attention.sublayer.q.weight, "packed_False")
+
+
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "swish", "gelu_new", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("score", ["scaled", "dot"])
 def test_every_activation_that_it_has(activation, score, monkeypatch):

@@ -44,6 +44,17 @@ def test_products_of_the_sizes_of_a_model():
     assert native.linear(x[:, :1], w, b).shape == (13, 1, 1536)  # rows that do not follow each other
 
 
+@pytest.mark.parametrize("N", [24, 50, 384])
+def test_a_weight_that_is_kept_packed_is_followed_when_it_changes(N: int):
+    x, w, g = torch.randn(90, 500), torch.nn.Parameter(torch.randn(N, 500)), torch.randn(90, N)
+    for _ in range(2):
+        assert torch.equal(native.linear(x, w, frozen=True), native.linear(x, w))
+        assert torch.equal(native.linear_input(g, w, frozen=True), native.linear_input(g, w))
+        assert native.packed(w, across=False) is native.packed(w, across=False)
+        with torch.no_grad():
+            w.mul_(2)
+
+
 def test_products_do_not_depend_on_the_threads():
     x, w = torch.randn(100, 300), torch.randn(333, 300)
     before = torch.get_num_threads()

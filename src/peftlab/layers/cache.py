@@ -20,7 +20,7 @@ class Growing:
     """there are always more to come"""
 
     def __init__(self, room: int) -> None:
-        self.room, self.length = room, 0
+        self.room, self.length, self.expected = room, 0, 0
         self.buffers: list[Tensor] = []
         """[B, room, D] keys, and values"""
 
@@ -37,12 +37,16 @@ class Growing:
         B, new, D = like.shape
         start, self.length = self.length, self.length + new
         if not self.buffers or self.length > self.room:
-            self.room = max(self.length, 2 * self.room if self.buffers else self.room)
+            self.room = max(self.length, self.expected, 2 * self.room if self.buffers else self.room)
             larger = [like.new_empty(B, self.room, D) for _ in range(2)]
             for buffer, old in zip(larger, self.buffers, strict=False):
                 buffer[:, :start] = old[:, :start]
             self.buffers = larger
         return start
+
+    def widen(self, hypotheses: int) -> None:
+        """Each token to come will be one a hypothesis."""
+        self.expected = self.length + hypotheses * (self.room - self.length)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone."""

@@ -19,13 +19,15 @@ THIN = 64
 """inputs or outputs up to which a weight's gradient is the kernels': torch needs several times as long for LoRA's"""
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """xWᵀ + b, by our own kernels where they are faster than torch."""
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, again: bool = False) -> Tensor:
+    """xWᵀ + b, by our own kernels where they are faster than torch; `again`: there will be more with this weight, of
+    rows so few that the kernels had better keep it as they want it.
+    """
     if not native.fits(x, weight) or not (native.TALL or x.numel() <= native.FEW * x.shape[-1]):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return Product.apply(x, weight, bias)
-    return native.linear(x, weight, bias)
+    return native.linear(x, weight, bias, frozen=again and x.numel() > native.UNPACKED * x.shape[-1])
 
 
 class Product(torch.autograd.Function):

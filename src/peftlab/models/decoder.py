@@ -127,6 +127,8 @@ class DecoderMemory(Memory):
             B, t = len(self.position), self.kept[0][0].length
             seen = self.position.new_ones(B, 1, t, dtype=torch.bool) if self.seen is None else self.seen
             self.seen, self.hypotheses = seen.expand(-1, hypotheses, -1), hypotheses
+            for own, _ in self.kept:
+                own.widen(hypotheses)
 
     def reorder(self, rows: Tensor) -> None:
         if self.seen is not None:
@@ -201,10 +203,10 @@ class Decoder(Writer):
         x, n = self.states(batch, Source(None, None))
         return x[:, n:]
 
-    def read(self, hidden: Tensor, route: Route | None = None) -> Tensor:
-        """[..., D] → [..., V] the scores of all tokens."""
+    def read(self, hidden: Tensor, route: Route | None = None, again: bool = False) -> Tensor:
+        """[..., D] → [..., V] the scores of all tokens; `again` where more will be asked for of the same weights."""
         if self.vocabulary is None:
-            scores = product(hidden, self.embedding.words.weight)
+            scores = product(hidden, self.embedding.words.weight, again=again)
         else:
             scores = self.vocabulary(hidden, route)
         if self.bias is None:
@@ -250,7 +252,7 @@ class Decoder(Writer):
                 x = block(x, mask, memory.source, None, route, kept=kept)
         memory.position = memory.position + 1
         memory.longest += 1
-        return self.read(self.norm(x, None, route), route).flatten(0, 1)
+        return self.read(self.norm(x, None, route), route, again=True).flatten(0, 1)
 
 
 def causal(real: Tensor, full: bool) -> Tensor:

@@ -30,15 +30,22 @@ ALIKE = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}
 class Stepper:
     """The blocks of a decoder, which it holds on to, as the kernel knows them."""
 
-    def __init__(self, blocks: nn.ModuleList, told: list[Block]) -> None:
-        self.blocks, self.told = blocks, told
+    def __init__(self, blocks: nn.ModuleList) -> None:
+        self.blocks = blocks
+        self.told: list[Block] = []
+        self.rows = 0
 
     @classmethod
     def of(cls, blocks: nn.ModuleList, like: Tensor) -> Stepper | None:
         """None where the kernel does not know one of the blocks, or is not to compute with tensors like this one."""
         if not native.fits(like, like) or not all(map(known, blocks)):
             return None
-        return cls(blocks, [tell(block) for block in blocks])
+        return cls(blocks)
+
+    def tell(self, rows: int) -> None:
+        """Tell the kernel of the blocks, whose weights are packed where there are more than a few rows."""
+        if not self.told or rows > native.UNPACKED >= self.rows:
+            self.told, self.rows = [tell(block, rows > native.UNPACKED) for block in self.blocks], rows
 
     def __call__(
         self,
@@ -49,6 +56,7 @@ class Stepper:
     ) -> Tensor:
         """x [B, g, D] → [B, g, D]; seen [B, 1, g, t] and source_seen [B, 1, 1, S], or None for all."""
         B, g, D = x.shape
+        self.tell(B * g)
         x = x.clone()
         work = x.new_empty(B * g * (4 * D + self.told[0].up.outputs))
         if seen is not None:
@@ -93,16 +101,16 @@ def idle(part: nn.Module) -> bool:
     )
 
 
-def tell(block: Any) -> Block:
+def tell(block: Any, packed: bool) -> Block:
     """A block as the kernel is told of it."""
     own, cross, inner = block.self_attention, block.cross_attention, block.feedforward
     there = not isinstance(cross, Absent)
     name = inner.sublayer.name
     return Block(
-        attention_of(own.sublayer),
-        attention_of(cross.sublayer) if there else AttentionMaps(),
-        map_of(inner.sublayer.up),
-        map_of(inner.sublayer.down),
+        attention_of(own.sublayer, packed),
+        attention_of(cross.sublayer, packed) if there else AttentionMaps(),
+        map_of(inner.sublayer.up, packed),
+        map_of(inner.sublayer.down, packed),
         norm_of(own.norm),
         norm_of(cross.norm) if there else Norm(),
         norm_of(inner.norm),
@@ -112,16 +120,16 @@ def tell(block: Any) -> Block:
     )
 
 
-def attention_of(layer: Attention) -> AttentionMaps:
+def attention_of(layer: Attention, packed: bool) -> AttentionMaps:
     """The maps of an attention."""
-    maps = (map_of(part) for part in (layer.q, layer.k, layer.v, layer.o))
+    maps = (map_of(part, packed) for part in (layer.q, layer.k, layer.v, layer.o))
     return AttentionMaps(*maps, layer.heads, layer.score.scale)
 
 
-def map_of(layer: Linear) -> Map:
+def map_of(layer: Linear, packed: bool) -> Map:
     """A linear map."""
-    bias = None if layer.bias is None else layer.bias.data_ptr()
-    return Map(layer.weight.data_ptr(), bias, layer.out_features, layer.in_features)
+    panels = native.packed(layer.weight, across=False) if packed else None
+    return Map(*map(native.address, (layer.weight, panels, layer.bias)), layer.out_features, layer.in_features)
 
 
 def norm_of(layer: LayerNorm) -> Norm:

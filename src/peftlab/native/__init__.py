@@ -38,6 +38,8 @@ from peftlab.processor import facts
 FILE = library()
 LANES = 8
 """numbers in a vector"""
+UNPACKED = 16
+"""rows up to which a product packs nothing"""
 FEW = 48
 """rows up to which a product is the kernels' on any processor; of more than these MKL is as fast on those of Intel"""
 
@@ -181,7 +183,8 @@ def address(t: Tensor | None) -> int | None:
 
 def packed(weight: Tensor, across: bool) -> Tensor:
     """A weight in panels, for y = xwᵀ or `across` for gw; made anew where it changed since it was asked for last."""
-    name, state = f"packed_{across}", (weight.data_ptr(), weight._version)
+    # a tensor of inference mode has no version: nobody can change it
+    name, state = f"packed_{across}", (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
     kept = getattr(weight, name, None)
     if kept is None or kept[0] != state:
         (N, K), width = weight.shape, LANES * 3

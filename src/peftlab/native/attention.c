@@ -13,8 +13,8 @@
 #define VECTORS 2
 #include "vector.h"
 
-enum { QUERIES = 48 };
-/* at once: their scores stay in the second-level cache */
+enum { QUERIES = 48, FEW = 8 };
+/* at once: their scores stay in the second-level cache; and up to how many nothing is packed for them */
 
 static const float ZEROS[NR];
 
@@ -84,8 +84,65 @@ static void drop(const float *weights, float *left, long count, long ld, const s
 /* Whether there is enough for a second thread. */
 static int worth(const shape *s) { return s->B * s->H * s->Tq * s->Tk * s->d > 40000; }
 
+/* A query and the keys that it sees, all read where they lie: nothing is packed for the few queries of a step of writing,
+   and a hypothesis of a beam sees few of its text's keys. d is a multiple of LANES; `scores` and `seen` have room for Tk. */
+static void ask(const float *q, const float *k, long key, const float *v, long value, float *to, const uint8_t *may,
+                const shape *s, float *scores, int *seen) {
+    long count = 0, d = s->d;
+    for (long j = 0; j < s->Tk; j++)
+        if (!may || may[j]) seen[count++] = (int)j;
+    for (long i = 0; i < count; i += 4) {
+        const float *key_of[4];
+        vec c[4];
+        for (int n = 0; n < 4; n++) key_of[n] = k + seen[least(i + n, count - 1)] * key, c[n] = all(0.0f);
+        for (long x = 0; x < d; x += LANES) {
+            vec one = load(q + x);
+            for (int n = 0; n < 4; n++) c[n] += one * load(key_of[n] + x);
+        }
+        *(quad *)(scores + i) = sums(c[0], c[1], c[2], c[3]);
+    }
+    float most = -FLT_MAX, total = 0.0f;
+    for (long i = 0; i < count; i++) most = scores[i] > most ? scores[i] : most;
+    for (long i = 0; i < count; i += LANES) {
+        vec e = exponential((load(scores + i) - all(most)) * all(s->scale));
+        store(scores + i, e);
+        for (long j = 0; j < least(LANES, count - i); j++) total += e[j];
+    }
+    for (long x = 0; x < d; x += LANES) {
+        vec mixed = all(0.0f);
+        for (long i = 0; i < count; i++) mixed += all(scores[i]) * load(v + seen[i] * value + x);
+        if (count) mixed /= all(total);
+        store(to + x, mixed);
+    }
+}
+
+static int attend_few(heads q, heads k, heads v, into mixed, const shape *s) {
+    long each = 2 * (s->Tk + NR);
+    float *work = room(each);
+    if (!work) return 1;
+#pragma omp parallel if (worth(s))
+    {
+        float *scores = work + omp_get_thread_num() * each;
+        int *seen = (int *)(scores + s->Tk + NR);
+#pragma omp for schedule(dynamic, 8)
+        for (long pair = 0; pair < s->B * s->H; pair++) {
+            long b = pair / s->H, h = pair % s->H;
+            for (long i = 0; i < s->Tq; i++) {
+                const uint8_t *may = s->seen ? s->seen + b * s->seen_row + i * s->seen_query : NULL;
+                ask(q.at + b * q.row + h * q.head + i * q.token, k.at + b * k.row + h * k.head, k.token,
+                    v.at + b * v.row + h * v.head, v.token, mixed.at + b * mixed.row + h * mixed.head + i * mixed.token,
+                    may, s, scores, seen);
+            }
+        }
+    }
+    free(work);
+    return 0;
+}
+
+
 /* Gives 1 where there is no memory for it, else 0. */
 EXPORT int attend(heads q, heads k, heads v, into mixed, const shape *s) {
+    if (s->Tq <= FEW && s->d % LANES == 0 && !s->keep) return attend_few(q, k, v, mixed, s);
     long wide = padded(s->Tk), deep = padded(s->d), each = wide * s->d + deep * s->Tk + QUERIES * wide;
     float *work = room(each);
     if (!work) return 1;

@@ -9,7 +9,7 @@
 enum { WORTH = 16384 };
 
 typedef struct {
-    const float *weight, *bias;
+    const float *weight, *packed, *bias;
     long outputs, inputs;
 } map;
 
@@ -48,7 +48,7 @@ typedef struct {
 /* `keys` and `values` [B, room, D] with `row` numbers a text; `seen` [B, g, t], `source_seen` [B, S], or NULL for all */
 
 static void apply(const map *m, const float *x, float *y, long R) {
-    linear(x, m->weight, NULL, m->bias, y, R, m->outputs, m->inputs);
+    linear(x, m->weight, m->packed, m->bias, y, R, m->outputs, m->inputs);
 }
 
 /* In place; n is a multiple of LANES. */

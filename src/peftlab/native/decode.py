@@ -16,7 +16,10 @@ ACTIVATIONS = ("relu", "gelu", "silu", "gelu_new")
 class Map(Structure):
     """A linear map."""
 
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("outputs", c_long), ("inputs", c_long))
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "packed", "bias")),
+        *((name, c_long) for name in ("outputs", "inputs")),
+    )
 
 
 class AttentionMaps(Structure):

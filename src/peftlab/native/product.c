@@ -96,15 +96,6 @@ static void many(operand x, matrix w, const float *bias, float *y, long M, long 
 
 enum { ROWS = 3, COLUMNS = 4 };
 
-typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
-
-/* The sums over the lanes of four vectors: pairs of neighbours, twice, then the two halves. */
-INLINE quad sums(vec a, vec b, vec c, vec d) {
-    vec two = __builtin_ia32_haddps256(a, b), other = __builtin_ia32_haddps256(c, d);
-    vec four = __builtin_ia32_haddps256(two, other);
-    return (quad){four[0], four[1], four[2], four[3]} + (quad){four[4], four[5], four[6], four[7]};
-}
-
 INLINE void dots(int rows, int columns, const float *x, const float *w, const float *bias, float *y, long N, long K) {
     vec c[ROWS][COLUMNS];
     for (int i = 0; i < rows; i++)

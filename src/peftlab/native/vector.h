@@ -38,6 +38,15 @@ INLINE vec choose(ivec where, vec yes, vec no) { return (vec)(((ivec)yes & where
 INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
 INLINE float sum(vec v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 
+typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+
+/* The sums over the lanes of four vectors: pairs of neighbours, twice, then the two halves. */
+INLINE quad sums(vec a, vec b, vec c, vec d) {
+    vec two = __builtin_ia32_haddps256(a, b), other = __builtin_ia32_haddps256(c, d);
+    vec four = __builtin_ia32_haddps256(two, other);
+    return (quad){four[0], four[1], four[2], four[3]} + (quad){four[4], four[5], four[6], four[7]};
+}
+
 /* eˣ to 2 units in the last place, for x ≤ 88: 2ⁿ · p(rest), p of degree 6 (Cephes' expf); 0 where x is below −87. */
 INLINE vec exponential(vec x) {
     ivec tiny = x < all(-87.0f);
