@@ -126,5 +126,22 @@ def test_what_is_merged_is_in_the_weights(monkeypatch):
     assert not torch.allclose(plain[-1], merged[-1])
 
 
+def test_what_was_learned_between_two_texts_is_written_with():
+    model, batch = scattered(language_model()), some(*[3] * 20)
+    before = written(model, batch, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    model(batch).scores.square().mean().backward()
+    optimizer.step()
+    after = written(model, batch, 1)
+    assert not torch.allclose(before[-1], after[-1])
+    with torch.inference_mode():
+        memory, _ = model.begin(batch)
+        plain = model.next(torch.full((20,), 7), memory)
+        with native.computing():
+            memory, _ = model.begin(batch)
+            ours = model.next(torch.full((20,), 7), memory)
+    torch.testing.assert_close(ours, plain, rtol=0, atol=2e-5 * float(plain.abs().max()))
+
+
 def test_it_is_only_asked_for_where_the_kernels_compute():
     assert Stepper.of(language_model().blocks, torch.zeros(1)) is None

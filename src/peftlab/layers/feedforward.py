@@ -61,7 +61,7 @@ class FeedForward(nn.Module):
         self.down = Linear(inner, dim)
 
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
-        if self.name == "gelu" and native.TALL and native.fits(x, x) and self.plain(route):
+        if self.name == "gelu" and native.TALL and native.fits(x, x) and x.ndim > 1 and self.plain(route):
             return through_gelu(x, self.up, self.down)
         inner = self.up(x, route)
         # the widest values of a block: a second place for them costs more than to compute them
@@ -72,7 +72,9 @@ class FeedForward(nn.Module):
         """Whether it is its two matrices as they are: nothing is added, dropped or learned."""
         idle = self.up.site.idle(route) and self.down.site.idle(route)
         dropped = self.training and self.dropout.p > 0
-        learned = torch.is_grad_enabled() and (self.up.weight.requires_grad or self.down.weight.requires_grad)
+        learned = torch.is_grad_enabled() and any(
+            p.requires_grad for p in (*self.up.parameters(), *self.down.parameters())
+        )
         return idle and not dropped and not learned
 
     def extra_repr(self) -> str:

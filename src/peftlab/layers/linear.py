@@ -23,7 +23,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, again: bool =
     """xWᵀ + b, by our own kernels where they are faster than torch; `again`: there will be more with this weight, of
     rows so few that the kernels had better keep it as they want it.
     """
-    if not native.fits(x, weight) or not (native.TALL or x.numel() <= native.FEW * x.shape[-1]):
+    fits = native.fits(x, weight) and x.ndim > 1 and x.shape[-1] == weight.shape[1]
+    if not fits or not (native.TALL or x.numel() <= native.FEW * x.shape[-1]):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return Product.apply(x, weight, bias)

@@ -35,7 +35,8 @@ class LayerNorm(nn.Module):
 
     def plain(self, route: Route | None) -> bool:
         """Whether scale and shift are as they are, and do not learn."""
-        return self.site.idle(route) and not (torch.is_grad_enabled() and self.weight.requires_grad)
+        learned = torch.is_grad_enabled() and (self.weight.requires_grad or self.bias.requires_grad)
+        return self.site.idle(route) and not learned
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"

@@ -77,7 +77,7 @@ class PostNorm(Residual):
     """norm(x + f(x))."""
 
     def fuses(self, x: Tensor, y: Tensor, route: Route | None) -> bool:
-        return native.fits(x, y) and isinstance(self.norm, LayerNorm) and self.norm.plain(route)
+        return native.fits(x, y) and x.shape == y.shape and isinstance(self.norm, LayerNorm) and self.norm.plain(route)
 
 
 class PreNorm(Residual):

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from peftlab import native
 from peftlab.data.batch import Batch
 from peftlab.errors import UserError
 from peftlab.layers import masks
@@ -233,6 +234,7 @@ class Decoder(Writer):
         memory.position = batch.mask.sum(1) + (0 if shift is None else shift)
         memory.longest = int(memory.position.max())
         memory.stepper = Stepper.of(self.blocks, x) if route is None else None
+        native.forget(self.embedding.words.weight)
         last = x.shape[1] - 1 - batch.mask.int().flip(1).argmax(1)
         rows = torch.arange(len(batch), device=x.device)
         return memory, self.read(self.norm(x, real, route)[rows, last], route)

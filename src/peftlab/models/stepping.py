@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from peftlab import native
@@ -33,6 +34,8 @@ class Stepper:
     def __init__(self, blocks: nn.ModuleList) -> None:
         self.blocks = blocks
         self.told: list[Block] = []
+        self.panels: list[Tensor] = []
+        """the weights as the kernel wants them, to which `told` points"""
         self.rows = 0
 
     @classmethod
@@ -40,12 +43,16 @@ class Stepper:
         """None where the kernel does not know one of the blocks, or is not to compute with tensors like this one."""
         if not native.fits(like, like) or not all(map(known, blocks)):
             return None
+        for layer in blocks.modules():
+            if isinstance(layer, Linear):
+                native.forget(layer.weight)
         return cls(blocks)
 
     def tell(self, rows: int) -> None:
         """Tell the kernel of the blocks, whose weights are packed where there are more than a few rows."""
         if not self.told or rows > native.UNPACKED >= self.rows:
-            self.told, self.rows = [tell(block, rows > native.UNPACKED) for block in self.blocks], rows
+            panels = self.panels if rows > native.UNPACKED else None
+            self.told, self.rows = [tell(block, panels) for block in self.blocks], rows
 
     def __call__(
         self,
@@ -57,10 +64,9 @@ class Stepper:
         """x [B, g, D] → [B, g, D]; seen [B, 1, g, t] and source_seen [B, 1, 1, S], or None for all."""
         B, g, D = x.shape
         self.tell(B * g)
-        x = x.clone()
-        work = x.new_empty(B * g * (4 * D + self.told[0].up.outputs))
-        if seen is not None:
-            seen = seen.contiguous()
+        x = x.clone(memory_format=torch.contiguous_format)
+        work = x.new_empty(B * g * (4 * D + max(block.up.outputs for block in self.told)))
+        seen, source_seen = (None if t is None else t.contiguous() for t in (seen, source_seen))
         for block, (own, cross) in zip(self.told, kept, strict=True):
             own.reserve(x)
             keys, values = own.buffers
@@ -101,16 +107,16 @@ def idle(part: nn.Module) -> bool:
     )
 
 
-def tell(block: Any, packed: bool) -> Block:
-    """A block as the kernel is told of it."""
+def tell(block: Any, panels: list[Tensor] | None) -> Block:
+    """A block as the kernel is told of it; with a list for `panels` its weights are packed, and left there."""
     own, cross, inner = block.self_attention, block.cross_attention, block.feedforward
     there = not isinstance(cross, Absent)
     name = inner.sublayer.name
     return Block(
-        attention_of(own.sublayer, packed),
-        attention_of(cross.sublayer, packed) if there else AttentionMaps(),
-        map_of(inner.sublayer.up, packed),
-        map_of(inner.sublayer.down, packed),
+        attention_of(own.sublayer, panels),
+        attention_of(cross.sublayer, panels) if there else AttentionMaps(),
+        map_of(inner.sublayer.up, panels),
+        map_of(inner.sublayer.down, panels),
         norm_of(own.norm),
         norm_of(cross.norm) if there else Norm(),
         norm_of(inner.norm),
@@ -120,16 +126,18 @@ def tell(block: Any, packed: bool) -> Block:
     )
 
 
-def attention_of(layer: Attention, packed: bool) -> AttentionMaps:
+def attention_of(layer: Attention, panels: list[Tensor] | None) -> AttentionMaps:
     """The maps of an attention."""
-    maps = (map_of(part, packed) for part in (layer.q, layer.k, layer.v, layer.o))
+    maps = (map_of(part, panels) for part in (layer.q, layer.k, layer.v, layer.o))
     return AttentionMaps(*maps, layer.heads, layer.score.scale)
 
 
-def map_of(layer: Linear, packed: bool) -> Map:
+def map_of(layer: Linear, panels: list[Tensor] | None) -> Map:
     """A linear map."""
-    panels = native.packed(layer.weight, across=False) if packed else None
-    return Map(*map(native.address, (layer.weight, panels, layer.bias)), layer.out_features, layer.in_features)
+    packed = None if panels is None else native.packed(layer.weight, across=False)
+    if panels is not None and packed is not None:
+        panels.append(packed)
+    return Map(*map(native.address, (layer.weight, packed, layer.bias)), layer.out_features, layer.in_features)
 
 
 def norm_of(layer: LayerNorm) -> Norm:

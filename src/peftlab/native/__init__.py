@@ -26,7 +26,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, Structure, c_float, c_int, c_long, c_uint16, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_long, c_void_p
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ def load() -> Any:
         "linear_gelu": [at] * 6 + [size] * 3,
         "attend": [Heads] * 4 + [POINTER(Shape)],
         "attend_back": [Heads] * 7 + [POINTER(Shape)],
-        "draw_kept": [at, c_uint16, at, size],
+        "draw_kept": [at, size, at, size],
         "apply_kept": [at, at, c_float, at, size],
         "gelu": [at, at, size],
         "gelu_back": [at, at, at, size],
@@ -145,8 +145,9 @@ def takes(x: Tensor) -> bool:
 
 
 def fits(x: Tensor, y: Tensor) -> bool:
-    """Whether they are to compute with both."""
-    return SWITCH.on and takes(x) and takes(y) and not torch.compiler.is_compiling()
+    """Whether they are to compute with both; of nothing torch knows better what it is."""
+    there = x.numel() > 0 and y.numel() > 0
+    return SWITCH.on and there and takes(x) and takes(y) and not torch.compiler.is_compiling()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, frozen: bool = False) -> Tensor:
@@ -182,8 +183,10 @@ def address(t: Tensor | None) -> int | None:
 
 
 def packed(weight: Tensor, across: bool) -> Tensor:
-    """A weight in panels, for y = xwᵀ or `across` for gw; made anew where it changed since it was asked for last."""
-    # a tensor of inference mode has no version: nobody can change it
+    """A weight in panels, for y = xwᵀ or `across` for gw; made anew where it changed since it was asked for last.
+
+    As far as torch tells: of a fused optimizer and of tensors of inference mode it does not (`forget`).
+    """
     name, state = f"packed_{across}", (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
     kept = getattr(weight, name, None)
     if kept is None or kept[0] != state:
@@ -194,6 +197,13 @@ def packed(weight: Tensor, across: bool) -> Tensor:
         kept = state, panels
         setattr(weight, name, kept)
     return kept[1]
+
+
+def forget(weight: Tensor) -> None:
+    """A weight may have changed in a way that nobody tells."""
+    for name in ("packed_False", "packed_True"):
+        if hasattr(weight, name):
+            delattr(weight, name)
 
 
 def linear_weight(gradient: Tensor, x: Tensor) -> Tensor:
@@ -316,11 +326,16 @@ def join_back(
     return dx, dy
 
 
+def excluded(never: int | None, V: int) -> int:
+    """A token of the vocabulary that is never taken, as C is told: −1 for none."""
+    return -1 if never is None or never >= V else never
+
+
 def log_softmax(scores: Tensor, never: int | None) -> Tensor:
     """log p [R, V], written over the scores; −∞ for a token that is `never` taken."""
     R, V = scores.shape
     scores = scores.contiguous()
-    LIBRARY.log_softmax(scores.data_ptr(), R, V, -1 if never is None else never)
+    LIBRARY.log_softmax(scores.data_ptr(), R, V, excluded(never, V))
     return scores
 
 
@@ -328,7 +343,7 @@ def likeliest(scores: Tensor, never: int | None) -> tuple[Tensor, Tensor]:
     """The likeliest token [R] of scores [R, V] but one that is `never` taken, and log p [R] of it."""
     R, V = scores.shape
     scores, tokens, log_p = scores.contiguous(), torch.empty(R, dtype=torch.long), torch.empty(R)
-    LIBRARY.likeliest(scores.data_ptr(), R, V, -1 if never is None else never, tokens.data_ptr(), log_p.data_ptr())
+    LIBRARY.likeliest(scores.data_ptr(), R, V, excluded(never, V), tokens.data_ptr(), log_p.data_ptr())
     return tokens, log_p
 
 
@@ -337,7 +352,6 @@ def continuations(scores: Tensor, totals: Tensor, never: int | None, count: int)
     (B, g), V = totals.shape, scores.shape[1]
     scores, totals = scores.contiguous(), totals.contiguous()
     best, index = torch.empty(B, count), torch.empty(B, count, dtype=torch.long)
-    excluded = -1 if never is None else never
-    given = scores.data_ptr(), totals.data_ptr(), B, g, V, excluded, count
+    given = scores.data_ptr(), totals.data_ptr(), B, g, V, excluded(never, V), count
     LIBRARY.continuations(*given, best.data_ptr(), index.data_ptr())
     return best, index

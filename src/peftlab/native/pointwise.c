@@ -19,7 +19,12 @@ INLINE uint64_t draw(generator *g) {
 }
 
 /* 1 where a value stays, else 0: four values a draw, 16 bits each, of which the first `cut` of 65,536 are dropped. */
-EXPORT void draw_kept(const uint64_t *seeds, uint16_t cut, uint8_t *keep, long n) {
+EXPORT void draw_kept(const uint64_t *seeds, long cut, uint8_t *keep, long n) {
+    if (cut > UINT16_MAX) {
+        memset(keep, 0, n);
+        return;
+    }
+    uint16_t first = (uint16_t)cut;
     generator g = {seeds[0], seeds[1], seeds[2], 1};
     for (int i = 0; i < 12; i++) draw(&g);
     union {
@@ -29,7 +34,7 @@ EXPORT void draw_kept(const uint64_t *seeds, uint16_t cut, uint8_t *keep, long n
     for (long i = 0; i < n; i += 256) {
         long count = least(256, n - i);
         for (long j = 0; 4 * j < count; j++) bits.draws[j] = draw(&g);
-        for (long j = 0; j < count; j++) keep[i + j] = bits.parts[j] >= cut;
+        for (long j = 0; j < count; j++) keep[i + j] = bits.parts[j] >= first;
     }
 }
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from peftlab import native
 from peftlab.errors import Stopped, UserError
@@ -121,6 +122,7 @@ class Training:
         done.step += 1
         if math.isfinite(loss) and bool(norm.isfinite()):
             self.optimizer.step()
+            increment_version(self.trainable.values())  # which a fused optimizer does not
             done.losses.append(loss)
         else:
             self.refuse(rows)
