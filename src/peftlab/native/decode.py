@@ -7,7 +7,7 @@ from ctypes import Structure, c_float, c_int, c_long, c_void_p
 
 from torch import Tensor
 
-from peftlab import native
+from peftlab.native.library import LIBRARY, declare, enough
 
 ACTIVATIONS = ("relu", "gelu", "silu", "gelu_new")
 """those that the kernel has, as it numbers them"""
@@ -64,6 +64,9 @@ class Place(Structure):
     )
 
 
+declare("decode", *[c_void_p] * 4, gives=enough)
+
+
 def decode(block: Block, place: Place, x: Tensor, work: Tensor) -> None:
     """x [R, D] is what enters the block, and then what leaves it; `work` has room for R · (4 · D + inner) numbers."""
-    native.LIBRARY.decode(ctypes.byref(block), ctypes.byref(place), x.data_ptr(), work.data_ptr())
+    LIBRARY.decode(ctypes.byref(block), ctypes.byref(place), x.data_ptr(), work.data_ptr())

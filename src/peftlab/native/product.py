@@ -1,0 +1,90 @@
+"""Products of a linear map and of its gradients (product.c).
+
+Shapes: M rows, K inputs, N outputs.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_int, c_long, c_void_p
+
+import torch
+from torch import Tensor
+
+from peftlab.native.library import LIBRARY, declare
+
+LANES = 8
+"""numbers in a vector"""
+UNPACKED = 16
+"""rows up to which a product packs nothing"""
+FEW = 48
+"""rows up to which a product is the kernels' on any processor; of more than these MKL is as fast on those of Intel"""
+
+declare("pack", c_void_p, *[c_long] * 2, c_int, c_void_p)
+declare("linear", *[c_void_p] * 5, *[c_long] * 3)
+declare("linear_input", *[c_void_p] * 5, *[c_long] * 3)
+declare("linear_weight", *[c_void_p] * 3, *[c_long] * 3)
+declare("linear_gelu", *[c_void_p] * 6, *[c_long] * 3)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, frozen: bool = False) -> Tensor:
+    """x [..., K], weight [N, K], bias [N] → [..., N]. A weight that is `frozen` is kept as the kernel wants it."""
+    (N, K), x, weight = weight.shape, x.contiguous(), weight.contiguous()
+    y, panels = x.new_empty(*x.shape[:-1], N), packed(weight, False) if frozen else None
+    LIBRARY.linear(*map(address, (x, weight, panels, bias, y)), x.numel() // K, N, K)
+    return y
+
+
+def linear_gelu(
+    x: Tensor, weight: Tensor, bias: Tensor | None, learning: bool = False, frozen: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """x [..., K], weight [N, K], bias [N] → GELU of the product [..., N], and its slope there where it learns."""
+    (N, K), x, weight = weight.shape, x.contiguous(), weight.contiguous()
+    y, panels = x.new_empty(*x.shape[:-1], N), packed(weight, False) if frozen else None
+    slope = torch.empty_like(y) if learning else None
+    LIBRARY.linear_gelu(*map(address, (x, weight, panels, bias, y, slope)), x.numel() // K, N, K)
+    return y, slope
+
+
+def linear_input(gradient: Tensor, weight: Tensor, slope: Tensor | None = None, frozen: bool = False) -> Tensor:
+    """[..., N], [N, K] → x's gradient [..., K]; where x is a function of something with a slope, that one's."""
+    (N, K), gradient, weight = weight.shape, gradient.contiguous(), weight.contiguous()
+    dx, panels = gradient.new_empty(*gradient.shape[:-1], K), packed(weight, True) if frozen else None
+    LIBRARY.linear_input(*map(address, (gradient, weight, panels, slope, dx)), gradient.numel() // N, N, K)
+    return dx
+
+
+def linear_weight(gradient: Tensor, x: Tensor) -> Tensor:
+    """[..., N], [..., K] → the weight's gradient [N, K]."""
+    N, K, gradient, x = gradient.shape[-1], x.shape[-1], gradient.contiguous(), x.contiguous()
+    dw = x.new_empty(N, K)
+    LIBRARY.linear_weight(gradient.data_ptr(), x.data_ptr(), dw.data_ptr(), x.numel() // K, N, K)
+    return dw
+
+
+def packed(weight: Tensor, across: bool) -> Tensor:
+    """A weight in panels, for y = xwᵀ or `across` for gw; made anew where it changed since it was asked for last.
+
+    As far as torch tells: of a fused optimizer and of tensors of inference mode it does not (`forget`).
+    """
+    name, state = f"packed_{across}", (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+    kept = getattr(weight, name, None)
+    if kept is None or kept[0] != state:
+        (N, K), width = weight.shape, LANES * 3
+        columns, depth = (K, N) if across else (N, K)
+        panels = weight.new_empty(-(-columns // width) * width * depth)
+        LIBRARY.pack(weight.data_ptr(), N, K, across, panels.data_ptr())
+        kept = state, panels
+        setattr(weight, name, kept)
+    return kept[1]
+
+
+def forget(weight: Tensor) -> None:
+    """A weight may have changed in a way that nobody tells."""
+    for name in ("packed_False", "packed_True"):
+        if hasattr(weight, name):
+            delattr(weight, name)
+
+
+def address(t: Tensor | None) -> int | None:
+    """Where a tensor lies, as C is told."""
+    return None if t is None else t.data_ptr()

@@ -1,0 +1,42 @@
+"""Whether the kernels compute: only where work turns them on, and with tensors that fit them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from peftlab.native.library import LIBRARY
+
+
+class Switch(threading.local):
+    """Whether this thread computes with the kernels."""
+
+    on = False
+
+
+SWITCH = Switch()
+
+
+@contextmanager
+def computing(on: bool = True) -> Iterator[None]:
+    """In this thread the kernels compute what fits them."""
+    before, SWITCH.on = SWITCH.on, on
+    try:
+        yield
+    finally:
+        SWITCH.on = before
+
+
+def takes(x: Tensor) -> bool:
+    """Whether the kernels can compute with a tensor."""
+    return LIBRARY is not None and x.dtype is torch.float32 and x.is_cpu
+
+
+def fits(x: Tensor, y: Tensor) -> bool:
+    """Whether they are to compute with both; of nothing torch knows better what it is."""
+    there = x.numel() > 0 and y.numel() > 0
+    return SWITCH.on and there and takes(x) and takes(y) and not torch.compiler.is_compiling()
