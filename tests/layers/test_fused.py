@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from peftlab import native
+from peftlab.layers.addition import Addition, LowRank
 from peftlab.layers.attention import Attention
 from peftlab.layers.feedforward import FeedForward
 from peftlab.layers.linear import Linear
@@ -50,6 +51,45 @@ def test_what_is_frozen_has_no_gradient():
     same(layer, torch.randn(60, 20))
     with native.computing():
         assert layer(torch.randn(60, 20)).requires_grad is False
+
+
+class Change(Addition):
+    """Of low rank; alone it is one step with the map that it changes."""
+
+    def __init__(self, inputs: int, rank: int, outputs: int) -> None:
+        super().__init__()
+        self.A, self.B = nn.Parameter(torch.randn(rank, inputs)), nn.Parameter(torch.randn(outputs, rank))
+
+    def forward(self, x, y, weight, bias):
+        return 0.7 * x @ self.A.mT @ self.B.mT
+
+    def low_rank(self):
+        return LowRank(self.A, self.B, 0.7)
+
+
+@pytest.mark.parametrize("rows", [(3, 5), (70, 3), (1, 1), (200,)])
+@pytest.mark.parametrize("rank", [1, 8, 70])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_change_of_low_rank(rows, rank, bias):
+    layer = Linear(80, 100, bias).requires_grad_(False)
+    layer.site.put("one", Change(80, rank, 100))
+    layer.site.active = ("one",)
+    same(layer, torch.randn(*rows, 80))
+    layer.site["one"].B.requires_grad_(False)
+    same(layer, torch.randn(*rows, 80))
+    with native.computing():
+        assert type(layer(torch.randn(*rows, 80)).grad_fn).__name__ == "LowRankProductBackward"
+
+
+def test_changes_that_are_not_one_of_low_rank_alone():
+    layer = Linear(80, 100)
+    for name in ("one", "two"):
+        layer.site.put(name, Change(80, 4, 100))
+    layer.site.active = ("one",)
+    same(layer, torch.randn(60, 80))  # the weight learns as well
+    layer.requires_grad_(False)
+    layer.site.active = ("one", "two")
+    same(layer, torch.randn(60, 80))
 
 
 @pytest.mark.parametrize("frozen", [False, True])

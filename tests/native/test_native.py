@@ -36,6 +36,11 @@ def test_products_of_every_shape(M: int, N: int, K: int, bias: bool):
     close(native.linear(x, w, b), F.linear(x.double(), w.double(), None if b is None else b.double()))
     close(native.linear_input(g, w), g.double() @ w.double())
     close(native.linear_weight(g, x), g.double().t() @ x.double())
+    y, dx = g.clone(), x.clone()
+    native.add_linear(y, x, w)
+    native.add_linear_input(dx, g, w)
+    close(y, g.double() + x.double() @ w.double().t())
+    close(dx, x.double() + g.double() @ w.double())
 
 
 def test_products_of_the_sizes_of_a_model():

@@ -51,6 +51,16 @@ class KeysValues(NamedTuple):
     """[B, n] True where a slot is used; None: all are"""
 
 
+class LowRank(NamedTuple):
+    """A change of a weight [out, in] that is a product of two thin matrices, scale · BA."""
+
+    A: Tensor
+    """[r, in]"""
+    B: Tensor
+    """[out, r]"""
+    scale: float
+
+
 class Logits(NamedTuple):
     """What a head gives, for rows that may have different numbers of labels."""
 
@@ -91,6 +101,10 @@ class Addition(nn.Module):
     """whether it is a change of a weight or a bias, which `merged` can make"""
     moves: int = 0
     """by how much it moves the positions of the real tokens"""
+
+    def low_rank(self) -> LowRank | None:
+        """The thin matrices of a change of a weight that is nothing else: a linear map takes them in one step."""
+        return None
 
     def combine(self, parts: Sequence[Any], weights: Sequence[float]) -> None:
         """Become the weighted sum of others of its kind."""

@@ -23,12 +23,17 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, again: bool =
     """xWᵀ + b, by our own kernels where they are faster than torch; `again`: there will be more with this weight, of
     rows so few that the kernels had better keep it as they want it.
     """
-    fits = native.fits(x, weight) and x.ndim > 1 and x.shape[-1] == weight.shape[1]
-    if not fits or not (native.TALL or x.numel() <= native.FEW * x.shape[-1]):
+    if not faster(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return Product.apply(x, weight, bias)
     return native.linear(x, weight, bias, frozen=again and x.numel() > native.UNPACKED * x.shape[-1])
+
+
+def faster(x: Tensor, weight: Tensor) -> bool:
+    """Whether our own kernels are to compute xWᵀ."""
+    fits = native.fits(x, weight) and x.ndim > 1 and x.shape[-1] == weight.shape[1]
+    return fits and (native.TALL or x.numel() <= native.FEW * x.shape[-1])
 
 
 class Product(torch.autograd.Function):
@@ -50,6 +55,33 @@ class Product(torch.autograd.Function):
         return dx, dw, gradient.flatten(0, -2).sum(0) if to_bias else None
 
 
+class LowRankProduct(torch.autograd.Function):
+    """xWᵀ + b + u Bᵀ with u = s · xAᵀ, where W and b are frozen: one step in the place of five, and neither the change
+    nor its part of x's gradient has a place of its own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float) -> Tensor:
+        u = native.linear(x, A).mul_(scale)
+        ctx.save_for_backward(x, weight, A, B, u)
+        ctx.scale = scale
+        y = native.linear(x, weight, bias, frozen=True)
+        native.add_linear(y, u, B)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, A, B, u = ctx.saved_tensors
+        to_x, _, _, to_A, to_B, _ = ctx.needs_input_grad
+        du = native.linear_input(gradient, B).mul_(ctx.scale)
+        dx = native.linear_input(gradient, weight, frozen=True) if to_x else None
+        if dx is not None:
+            native.add_linear_input(dx, du, A)
+        dA, dB = weight_gradient(du, x) if to_A else None, weight_gradient(gradient, u) if to_B else None
+        return dx, None, None, dA, dB, None
+
+
 def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
     """[..., N], [..., K] → [N, K]."""
     if min(gradient.shape[-1], x.shape[-1]) <= THIN:
@@ -65,8 +97,16 @@ class Linear(nn.Linear):
         self.site = LinearSite()
 
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
-        y = product(x, self.weight, self.bias)
-        return y if self.site.idle(route) else self.site(x, y, self.weight, self.bias, route)
+        if self.site.idle(route):
+            return product(x, self.weight, self.bias)
+        change = self.site.low_rank(route) if torch.is_grad_enabled() and self.frozen() else None
+        if change is not None and faster(x, self.weight) and faster(x, change.A) and native.takes(change.B):
+            return LowRankProduct.apply(x, self.weight, self.bias, *change)
+        return self.site(x, product(x, self.weight, self.bias), self.weight, self.bias, route)
+
+    def frozen(self) -> bool:
+        """Whether neither weight nor bias learns."""
+        return not self.weight.requires_grad and (self.bias is None or not self.bias.requires_grad)
 
     def reset_parameters(self) -> None:
         """Torch's own, but not on the meta device: nothing is to be filled there, and torch would load its compiler."""

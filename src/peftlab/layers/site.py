@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.errors import UserError
-from peftlab.layers.addition import Addition, KeysValues, Logits, States, Virtual
+from peftlab.layers.addition import Addition, KeysValues, Logits, LowRank, States, Virtual
 
 
 @dataclass(frozen=True, order=True)
@@ -156,6 +156,11 @@ class LinearSite(Site):
         for change in changes:
             y = y + change
         return y
+
+    def low_rank(self, route: Route | None) -> LowRank | None:
+        """All that acts here, where that is one change of low rank, the same for every row."""
+        acting: Sequence[Any] = self.acting(route)
+        return acting[0].low_rank() if route is None and len(acting) == 1 else None
 
 
 class KVSite(Site):

@@ -27,6 +27,8 @@ from peftlab.native.pointwise import apply_kept, draw_kept, gelu, gelu_back
 from peftlab.native.product import (
     FEW,
     UNPACKED,
+    add_linear,
+    add_linear_input,
     address,
     forget,
     linear,
@@ -43,6 +45,8 @@ __all__ = [
     "NAME",
     "TALL",
     "UNPACKED",
+    "add_linear",
+    "add_linear_input",
     "address",
     "apply_kept",
     "attend",

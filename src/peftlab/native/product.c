@@ -22,10 +22,10 @@ typedef struct {
 } operand;
 /* the number of row m at k is at[m · row + k · step] */
 
-/* What follows: y becomes GELU of itself, and its slope there goes to `slope` unless that is NULL; or y is multiplied by
-   `times`. */
+/* What becomes of the product: with `onto` it is added to what y holds; then y becomes GELU of itself, and its slope there
+   goes to `slope` unless that is NULL; or y is multiplied by `times`. */
 typedef struct {
-    int gelu;
+    int onto, gelu;
     float *slope;
     const float *times;
 } after;
@@ -81,7 +81,8 @@ static void columns_of(operand x, matrix w, const float *bias, float *y, long M,
                 if (bias) memcpy(begun, bias + n, sizeof(float) * width);
                 const float *a = x.at + m * x.row + k * x.step;
                 const float *panel = w.packed ? w.packed + n * K + k * NR : b + (n - from) * depth;
-                rows_of(rows, a, x.row, x.step, panel, depth, y + m * N + n, N, piece ? NULL : begun, width);
+                const float *start = piece || then.onto ? NULL : begun;
+                rows_of(rows, a, x.row, x.step, panel, depth, y + m * N + n, N, start, width);
             }
             if (piece == pieces - 1 && (then.gelu || then.times)) finish(then, y, N, m, rows, from, to);
         }
@@ -179,6 +180,16 @@ EXPORT void linear_gelu(const float *x, const float *w, const float *packed, con
 EXPORT void linear_input(const float *g, const float *w, const float *packed, const float *slope, float *dx, long M,
                          long N, long K) {
     many((operand){g, N, 1}, (matrix){w, K, 1, packed}, NULL, dx, M, K, N, (after){.times = slope});
+}
+
+/* y += x wᵀ */
+EXPORT void add_linear(const float *x, const float *w, float *y, long M, long N, long K) {
+    many((operand){x, K, 1}, (matrix){w, K, 0, NULL}, NULL, y, M, N, K, (after){.onto = 1});
+}
+
+/* dx += g w */
+EXPORT void add_linear_input(const float *g, const float *w, float *dx, long M, long N, long K) {
+    many((operand){g, N, 1}, (matrix){w, K, 1, NULL}, NULL, dx, M, K, N, (after){.onto = 1});
 }
 
 /* dw[N, K] = gᵀ[N, M] · x[M, K] */

@@ -23,6 +23,8 @@ declare("pack", c_void_p, *[c_long] * 2, c_int, c_void_p)
 declare("linear", *[c_void_p] * 5, *[c_long] * 3)
 declare("linear_input", *[c_void_p] * 5, *[c_long] * 3)
 declare("linear_weight", *[c_void_p] * 3, *[c_long] * 3)
+declare("add_linear", *[c_void_p] * 3, *[c_long] * 3)
+declare("add_linear_input", *[c_void_p] * 3, *[c_long] * 3)
 declare("linear_gelu", *[c_void_p] * 6, *[c_long] * 3)
 
 
@@ -51,6 +53,20 @@ def linear_input(gradient: Tensor, weight: Tensor, slope: Tensor | None = None, 
     dx, panels = gradient.new_empty(*gradient.shape[:-1], K), packed(weight, True) if frozen else None
     LIBRARY.linear_input(*map(address, (gradient, weight, panels, slope, dx)), gradient.numel() // N, N, K)
     return dx
+
+
+def add_linear(y: Tensor, x: Tensor, weight: Tensor) -> None:
+    """y [..., N] += x [..., K] · weight [N, K]ᵀ, where y lies row by row."""
+    assert y.is_contiguous()
+    (N, K), x, weight = weight.shape, x.contiguous(), weight.contiguous()
+    LIBRARY.add_linear(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // K, N, K)
+
+
+def add_linear_input(dx: Tensor, gradient: Tensor, weight: Tensor) -> None:
+    """dx [..., K] += gradient [..., N] · weight [N, K], where dx lies row by row."""
+    assert dx.is_contiguous()
+    (N, K), gradient, weight = weight.shape, gradient.contiguous(), weight.contiguous()
+    LIBRARY.add_linear_input(gradient.data_ptr(), weight.data_ptr(), dx.data_ptr(), gradient.numel() // N, N, K)
 
 
 def linear_weight(gradient: Tensor, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peftlab.layers.addition import stack
+from peftlab.layers.addition import LowRank, stack
 from peftlab.layers.dropout import dropout
 from peftlab.layers.linear import Linear
 from peftlab.peft.lora import LoRALinear, MixedLoRA
@@ -40,6 +40,9 @@ class DoRALinear(LoRALinear):
         plain = F.linear(x, weight) if dropping else y if bias is None else y - bias
         stretch = self.stretch(weight)
         return (stretch - 1) * plain + stretch * F.linear(F.linear(x, self.A) * self.scale, self.B)
+
+    def low_rank(self) -> LowRank | None:
+        return None
 
     def merged(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return self.stretch(weight)[:, None] * (weight + self.change(weight.dtype)), bias

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from peftlab.errors import UserError, unknown
-from peftlab.layers.addition import Addition, stack
+from peftlab.layers.addition import Addition, LowRank, stack
 from peftlab.layers.dropout import dropout
 from peftlab.layers.linear import Linear, product
 from peftlab.models.model import Place
@@ -178,6 +178,9 @@ class LoRALinear(Addition):
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return product(product(dropout(x, self.dropout, self.training), self.A) * self.scale, self.B)
+
+    def low_rank(self) -> LowRank | None:
+        return None if self.dropout > 0 and self.training else LowRank(self.A, self.B, self.scale)
 
     def change(self, dtype: torch.dtype) -> Tensor:
         """[out, in]: sBA."""
