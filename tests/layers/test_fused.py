@@ -75,10 +75,20 @@ def test_a_change_of_low_rank(rows, rank, bias):
     layer.site.put("one", Change(80, rank, 100))
     layer.site.active = ("one",)
     same(layer, torch.randn(*rows, 80))
-    layer.site["one"].B.requires_grad_(False)
-    same(layer, torch.randn(*rows, 80))
+    x = torch.randn(80, *rows).movedim(0, -1)  # does not lie row by row
+    layer.zero_grad()
     with native.computing():
-        assert type(layer(torch.randn(*rows, 80)).grad_fn).__name__ == "LowRankProductBackward"
+        y = layer(x)
+        assert type(y.grad_fn).__name__ == "LowRankProductBackward"
+        y.sum().backward(retain_graph=True)
+        once = layer.site["one"].A.grad.clone()
+        y.sum().backward()
+        torch.testing.assert_close(layer.site["one"].A.grad, 2 * once)
+        with torch.no_grad():
+            assert torch.equal(layer(x), y)  # as a reversible layer needs it
+    for frozen in ("A", "B"):
+        layer.site["one"].get_parameter(frozen).requires_grad_(False)
+        same(layer, x)
 
 
 def test_changes_that_are_not_one_of_low_rank_alone():

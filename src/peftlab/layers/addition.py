@@ -103,7 +103,9 @@ class Addition(nn.Module):
     """by how much it moves the positions of the real tokens"""
 
     def low_rank(self) -> LowRank | None:
-        """The thin matrices of a change of a weight that is nothing else: a linear map takes them in one step."""
+        """The thin matrices of a change of a weight that is nothing else: a linear map takes them in one step, and does
+        not call it.
+        """
         return None
 
     def combine(self, parts: Sequence[Any], weights: Sequence[float]) -> None:

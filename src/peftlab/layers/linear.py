@@ -57,15 +57,17 @@ class Product(torch.autograd.Function):
 
 class LowRankProduct(torch.autograd.Function):
     """xWᵀ + b + u Bᵀ with u = s · xAᵀ, where W and b are frozen: one step in the place of five, and neither the change
-    nor its part of x's gradient has a place of its own.
+    nor its part of x's gradient has a place of its own. Where it learns, there will be more with this W.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float, learns: bool
+    ) -> Tensor:
         u = native.linear(x, A).mul_(scale)
         ctx.save_for_backward(x, weight, A, B, u)
         ctx.scale = scale
-        y = native.linear(x, weight, bias, frozen=True)
+        y = native.linear(x, weight, bias, frozen=learns)
         native.add_linear(y, u, B)
         return y
 
@@ -73,13 +75,13 @@ class LowRankProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, A, B, u = ctx.saved_tensors
-        to_x, _, _, to_A, to_B, _ = ctx.needs_input_grad
+        to_x, _, _, to_A, to_B, *_ = ctx.needs_input_grad
         du = native.linear_input(gradient, B).mul_(ctx.scale)
         dx = native.linear_input(gradient, weight, frozen=True) if to_x else None
         if dx is not None:
             native.add_linear_input(dx, du, A)
         dA, dB = weight_gradient(du, x) if to_A else None, weight_gradient(gradient, u) if to_B else None
-        return dx, None, None, dA, dB, None
+        return dx, None, None, dA, dB, None, None
 
 
 def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
@@ -99,9 +101,9 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
         if self.site.idle(route):
             return product(x, self.weight, self.bias)
-        change = self.site.low_rank(route) if torch.is_grad_enabled() and self.frozen() else None
+        change = self.site.low_rank(route) if self.frozen() else None
         if change is not None and faster(x, self.weight) and faster(x, change.A) and native.takes(change.B):
-            return LowRankProduct.apply(x, self.weight, self.bias, *change)
+            return LowRankProduct.apply(x, self.weight, self.bias, *change, torch.is_grad_enabled())
         return self.site(x, product(x, self.weight, self.bias), self.weight, self.bias, route)
 
     def frozen(self) -> bool:

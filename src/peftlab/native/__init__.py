@@ -10,8 +10,8 @@ ones do, and the kernels are for work: training, predicting and writing turn the
     with native.computing():
         model(batch)
 
-`fits` says whether tensors are to be given to them: turned on, single precision, on a processor, not compiled. All
-wrappers give new tensors and know nothing of gradients.
+`fits` says whether tensors are to be given to them: turned on, single precision, on a processor, not compiled. What is
+called here knows nothing of gradients, and gives new tensors unless it says otherwise.
 
 A file of Python calls the C file of its name; `library` finds and loads what was built from them (`building`), and
 `switch` turns it on.

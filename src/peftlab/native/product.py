@@ -58,6 +58,7 @@ def linear_input(gradient: Tensor, weight: Tensor, slope: Tensor | None = None, 
 def add_linear(y: Tensor, x: Tensor, weight: Tensor) -> None:
     """y [..., N] += x [..., K] · weight [N, K]ᵀ, where y lies row by row."""
     assert y.is_contiguous()
+    assert (*y.shape[:-1], *weight.shape) == (*x.shape[:-1], y.shape[-1], x.shape[-1])
     (N, K), x, weight = weight.shape, x.contiguous(), weight.contiguous()
     LIBRARY.add_linear(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // K, N, K)
 
@@ -65,6 +66,7 @@ def add_linear(y: Tensor, x: Tensor, weight: Tensor) -> None:
 def add_linear_input(dx: Tensor, gradient: Tensor, weight: Tensor) -> None:
     """dx [..., K] += gradient [..., N] · weight [N, K], where dx lies row by row."""
     assert dx.is_contiguous()
+    assert (*dx.shape[:-1], *weight.shape) == (*gradient.shape, dx.shape[-1])
     (N, K), gradient, weight = weight.shape, gradient.contiguous(), weight.contiguous()
     LIBRARY.add_linear_input(gradient.data_ptr(), weight.data_ptr(), dx.data_ptr(), gradient.numel() // N, N, K)
 
