@@ -12,6 +12,7 @@ import pytest
 import torch
 from small import bits, films, write_base, write_films
 
+from peftlab.data import files
 from peftlab.errors import Stopped, UserError
 from peftlab.train import asking, loop
 from peftlab.train import run as run_module
@@ -201,6 +202,32 @@ def test_what_was_left_to_the_machine_stays_as_it_was(tiny, films_file, tmp_path
     result = run(config, tmp_path / "run")
     assert result["precision"] == "fp32"
     assert "threads = 3" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_killed_while_a_file_was_written(tiny, films_file, tmp_path, monkeypatch):
+    """What was not renamed yet is not part of what a run leaves, and not counted among its bytes."""
+    config, flush, half = films(tiny, films_file), files.flush, []
+
+    def killed(path: Path, mode: int) -> None:
+        flush(path, mode)
+        if path.parent.name == "adapter":
+            half.append((path, path.read_bytes()))
+            raise KeyboardInterrupt
+
+    run(config, tmp_path / "whole")
+    with monkeypatch.context() as inside:
+        inside.setattr(files, "flush", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / "again")
+    path, content = half[0]
+    assert not path.exists()
+    path.write_bytes(content)  # after a KeyboardInterrupt it is removed, after a SIGKILL it is not
+    mine = path.with_name(".mine.tmp")
+    mine.touch()
+    run(config, tmp_path / "again")
+    assert mine.exists()
+    mine.unlink()
+    assert bits(tmp_path / "again") == bits(tmp_path / "whole")
 
 
 def test_killed_at_many_moments(kills):

@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,6 +25,8 @@ from peftlab.errors import UserError
 MANIFEST = "peftlab-manifest.json"
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 """what the system says when a disk is full, read-only or broken"""
+UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
+"""the name of a file while it is written"""
 UMASK = os.umask(0)
 os.umask(UMASK)
 
@@ -44,6 +47,15 @@ def replace_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
     if os.name == "posix":  # elsewhere a folder cannot be opened, and a rename needs no flush of its own
         flush(path.parent, os.O_RDONLY)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files, also those of folders inside, that a killed process was writing; of those that nobody else
+    writes to now.
+    """
+    for path in folder.rglob(".*.tmp"):
+        if UNFINISHED.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from peftlab.data.files import is_file, make_folder, read_object, write_text, writing_to
+from peftlab.data.files import is_file, make_folder, read_object, remove_unfinished, write_text, writing_to
 from peftlab.errors import Stopped, UserError
 from peftlab.peft.describe import describe
 from peftlab.train.checkpoint import Checkpoints
@@ -64,6 +64,7 @@ def run(config: Config, folder: Path, tell: Tell = lambda line: None) -> dict[st
     make_folder(folder)
     with writing_to(folder), locked(folder), stopping() as stop:
         settle(config, folder)  # again: who held the folder until now may have left a run in it
+        remove_unfinished(folder)
         training = work.prepare()
         checkpoints = Checkpoints(folder / "checkpoints", fingerprint)
         if (state := checkpoints.latest()) is not None:
