@@ -49,9 +49,10 @@ def test_products_of_the_sizes_of_a_model():
     assert native.linear(x[:, :1], w, b).shape == (13, 1, 1536)  # rows that do not follow each other
 
 
-@pytest.mark.parametrize("N", [24, 50, 384])
-def test_a_weight_that_is_kept_packed_is_followed_when_it_changes(N: int):
-    x, w, g = torch.randn(90, 500), torch.nn.Parameter(torch.randn(N, 500)), torch.randn(90, N)
+@pytest.mark.parametrize("M", [17, 63, 64, 65, 90, 161])
+@pytest.mark.parametrize("N", [24, 50, 256, 384, 500])
+def test_a_weight_that_is_kept_packed_is_followed_when_it_changes(M: int, N: int):
+    x, w, g = torch.randn(M, 500), torch.nn.Parameter(torch.randn(N, 500)), torch.randn(M, N)
     for _ in range(2):
         assert torch.equal(native.linear(x, w, frozen=True), native.linear(x, w))
         assert torch.equal(native.linear_input(g, w, frozen=True), native.linear_input(g, w))

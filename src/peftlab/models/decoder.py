@@ -25,7 +25,7 @@ from peftlab.layers import masks
 from peftlab.layers.attention import Look
 from peftlab.layers.cache import Fixed, Growing, ancestors
 from peftlab.layers.embedding import Table
-from peftlab.layers.linear import Linear, product
+from peftlab.layers.linear import Linear, faster, product
 from peftlab.layers.residual import Absent, Residual
 from peftlab.layers.site import Route, check_route, name_sites
 from peftlab.models.model import Output
@@ -206,10 +206,13 @@ class Decoder(Writer):
 
     def read(self, hidden: Tensor, route: Route | None = None, again: bool = False) -> Tensor:
         """[..., D] → [..., V] the scores of all tokens; `again` where more will be asked for of the same weights."""
-        if self.vocabulary is None:
-            scores = product(hidden, self.embedding.words.weight, again=again)
-        else:
+        words = self.embedding.words.weight
+        if self.vocabulary is not None:
             scores = self.vocabulary(hidden, route)
+        elif self.bias is not None and native.takes(self.bias) and faster(hidden, words):
+            return product(hidden, words, self.bias, again)
+        else:
+            scores = product(hidden, words, again=again)
         if self.bias is None:
             return scores
         # in place only where that is the same: bf16 and fp32 add up to fp32

@@ -64,9 +64,7 @@ EXPORT void continuations(const float *scores, const float *totals, long B, long
                 long end = least(V, first + LANES);
                 if (end - first == LANES) {
                     ivec above = load(row + first) + all(change) > all(top[count - 1]);
-                    int any = 0;
-                    for (int j = 0; j < LANES; j++) any |= above[j];
-                    if (!any) continue;
+                    if (!__builtin_ia32_movmskps256((vec)above)) continue;
                 }
                 for (long v = first; v < end; v++) {
                     float value = row[v] + change;

@@ -64,17 +64,17 @@ static void pack_panel(matrix w, long n, int width, long k, long depth, float *b
         pack_rows(w.at + n * w.wide + k, w.wide, width, depth, b);
 }
 
-/* The columns [from, to) of y = x · w, at most a group. */
-static void columns_of(operand x, matrix w, const float *bias, float *y, long M, long N, long K, long from, long to,
-                       after then) {
+/* The columns [from, to) of y = x · w, at most a group, in the rows [above, below). */
+static void columns_of(operand x, matrix w, const float *bias, float *y, long above, long below, long N, long K,
+                       long from, long to, after then) {
     static __thread float b[GROUP * DEPTH * NR] __attribute__((aligned(64)));
     long pieces = (K + DEPTH - 1) / DEPTH;
     for (long piece = 0; piece < pieces; piece++) {
         long k = K * piece / pieces, depth = K * (piece + 1) / pieces - k;
         for (long n = from; n < to && !w.packed; n += NR)
             pack_panel(w, n, (int)least(NR, to - n), k, depth, b + (n - from) * depth);
-        for (long m = 0; m < M; m += TALL) {
-            long rows = least(TALL, M - m);
+        for (long m = above; m < below; m += TALL) {
+            long rows = least(TALL, below - m);
             for (long n = from; n < to; n += NR) {
                 int width = (int)least(NR, to - n);
                 float begun[NR] = {0};
@@ -89,10 +89,17 @@ static void columns_of(operand x, matrix w, const float *bias, float *y, long M,
     }
 }
 
-/* Groups of columns go to whichever thread is free: one that the system disturbs is not waited for. */
+/* Groups of columns go to whichever thread is free: one that the system disturbs is not waited for. Where there are few
+   groups and nothing is to be packed for them, each is cut into an upper and a lower half, so that no thread waits for the
+   last group of another. */
 static void many(operand x, matrix w, const float *bias, float *y, long M, long N, long K, after then) {
+    long groups = (N + GROUP * NR - 1) / (GROUP * NR), halves = w.packed && groups <= 8 && M >= 16 * MR ? 2 : 1;
+    long half = ((M + halves - 1) / halves + MR - 1) / MR * MR;
 #pragma omp parallel for schedule(dynamic) if (M * N * K > WORTH)
-    for (long n = 0; n < N; n += GROUP * NR) columns_of(x, w, bias, y, M, N, K, n, least(N, n + GROUP * NR), then);
+    for (long task = 0; task < groups * halves; task++) {
+        long n = task / halves * GROUP * NR, above = task % halves * half;
+        columns_of(x, w, bias, y, above, least(M, above + half), N, K, n, least(N, n + GROUP * NR), then);
+    }
 }
 
 enum { ROWS = 3, COLUMNS = 4 };
