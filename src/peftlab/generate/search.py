@@ -92,6 +92,7 @@ class Onward(Search):
         for n in range(1, max_new + 1):
             with native.computing():
                 tokens, log_p = choose(scores)
+            memory.spent = scores
             yield sources, tokens, log_p
             going = (tokens != model.marks.end).nonzero()[:, 0]
             if n == max_new or len(going) == 0:

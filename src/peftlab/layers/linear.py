@@ -19,15 +19,17 @@ THIN = 64
 """inputs or outputs up to which a weight's gradient is the kernels': torch needs several times as long for LoRA's"""
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, again: bool = False) -> Tensor:
+def product(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, again: bool = False, over: Tensor | None = None
+) -> Tensor:
     """xWᵀ + b, by our own kernels where they are faster than torch; `again`: there will be more with this weight, of
-    rows so few that the kernels had better keep it as they want it.
+    rows so few that the kernels had better keep it as they want it; `over`: a tensor that may be written over.
     """
     if not faster(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return Product.apply(x, weight, bias)
-    return native.linear(x, weight, bias, frozen=again and x.numel() > native.UNPACKED * x.shape[-1])
+    return native.linear(x, weight, bias, again and x.numel() > native.UNPACKED * x.shape[-1], over)
 
 
 def faster(x: Tensor, weight: Tensor) -> bool:

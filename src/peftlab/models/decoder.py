@@ -204,15 +204,19 @@ class Decoder(Writer):
         x, n = self.states(batch, Source(None, None))
         return x[:, n:]
 
-    def read(self, hidden: Tensor, route: Route | None = None, again: bool = False) -> Tensor:
-        """[..., D] → [..., V] the scores of all tokens; `again` where more will be asked for of the same weights."""
+    def read(
+        self, hidden: Tensor, route: Route | None = None, again: bool = False, over: Tensor | None = None
+    ) -> Tensor:
+        """[..., D] → [..., V] the scores of all tokens; `again` where more will be asked for of the same weights, and
+        `over` what they may be written over.
+        """
         words = self.embedding.words.weight
         if self.vocabulary is not None:
             scores = self.vocabulary(hidden, route)
         elif self.bias is not None and native.takes(self.bias) and faster(hidden, words):
-            return product(hidden, words, self.bias, again)
+            return product(hidden, words, self.bias, again, over)
         else:
-            scores = product(hidden, words, again=again)
+            scores = product(hidden, words, None, again, over)
         if self.bias is None:
             return scores
         # in place only where that is the same: bf16 and fp32 add up to fp32
@@ -257,7 +261,8 @@ class Decoder(Writer):
                 x = block(x, mask, memory.source, None, route, kept=kept)
         memory.position = memory.position + 1
         memory.longest += 1
-        return self.read(self.norm(x, None, route), route, again=True).flatten(0, 1)
+        spent, memory.spent = memory.spent, None
+        return self.read(self.norm(x, None, route), route, again=True, over=spent).flatten(0, 1)
 
 
 def causal(real: Tensor, full: bool) -> Tensor:

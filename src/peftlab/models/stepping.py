@@ -37,6 +37,8 @@ class Stepper:
         self.panels: list[Tensor] = []
         """the weights as the kernel wants them, to which `told` points"""
         self.rows = 0
+        self.work = torch.empty(0)
+        """what the kernel writes on its way, the same place at each step"""
 
     @classmethod
     def of(cls, blocks: nn.ModuleList, like: Tensor) -> Stepper | None:
@@ -65,7 +67,9 @@ class Stepper:
         B, g, D = x.shape
         self.tell(B * g)
         x = x.clone(memory_format=torch.contiguous_format)
-        work = x.new_empty(B * g * (4 * D + max(block.up.outputs for block in self.told)))
+        room = B * g * (4 * D + max(block.up.outputs for block in self.told))
+        if self.work.numel() < room:
+            self.work = x.new_empty(room)
         seen, source_seen = (None if t is None else t.contiguous() for t in (seen, source_seen))
         for block, (own, cross) in zip(self.told, kept, strict=True):
             own.reserve(x)
@@ -79,7 +83,7 @@ class Stepper:
                 place.source_keys, place.source_values = keys.data_ptr(), values.data_ptr()
                 if source_seen is not None:
                     place.source_seen, place.source_seen_row = source_seen.data_ptr(), source_seen.stride(0)
-            decode(block, place, x, work)
+            decode(block, place, x, self.work)
         return x
 
 

@@ -48,6 +48,9 @@ class Choice:
 class Memory(ABC):
     """What a model keeps between two tokens: a row for each hypothesis of each source. Changed in place."""
 
+    spent: Tensor | None = None
+    """scores that nobody will look at any more, so that those of the next token may be written over them"""
+
     @abstractmethod
     def widen(self, hypotheses: int) -> None:
         """Give each source this many rows in the place of its one: [B] → [B·g]."""

@@ -84,6 +84,20 @@ static void drop(const float *weights, float *left, long count, long ld, const s
 /* Whether there is enough for a second thread. */
 static int worth(const shape *s) { return s->B * s->H * s->Tq * s->Tk * s->d > 40000; }
 
+/* Some vectors' width of Σ weights · values, by `share`: each is a sum of its own, so that none waits for another. */
+INLINE void mix(int vectors, const float *v, long value, const float *weights, const int *seen, long count, vec share,
+                float *to) {
+    vec mixed[4];
+    for (int n = 0; n < vectors; n++) mixed[n] = all(0.0f);
+    for (long i = 0; i < count; i++) {
+        const float *row = v + seen[i] * value;
+        vec weight = all(weights[i]);
+#pragma GCC unroll 4
+        for (int n = 0; n < vectors; n++) mixed[n] += weight * load(row + n * LANES);
+    }
+    for (int n = 0; n < vectors; n++) store(to + n * LANES, mixed[n] * share);
+}
+
 /* A query and the keys that it sees, all read where they lie: nothing is packed for the few queries of a step of writing,
    and a hypothesis of a beam sees few of its text's keys. d is a multiple of LANES; `scores` and `seen` have room for Tk. */
 static void ask(const float *q, const float *k, long key, const float *v, long value, float *to, const uint8_t *may,
@@ -101,19 +115,19 @@ static void ask(const float *q, const float *k, long key, const float *v, long v
         }
         *(quad *)(scores + i) = sums(c[0], c[1], c[2], c[3]);
     }
-    float most = -FLT_MAX, total = 0.0f;
+    float most = -FLT_MAX;
     for (long i = 0; i < count; i++) most = scores[i] > most ? scores[i] : most;
+    for (long i = count; i % LANES; i++) scores[i] = -INFINITY;
+    vec total = all(0.0f);
     for (long i = 0; i < count; i += LANES) {
         vec e = exponential((load(scores + i) - all(most)) * all(s->scale));
+        total += e;
         store(scores + i, e);
-        for (long j = 0; j < least(LANES, count - i); j++) total += e[j];
     }
-    for (long x = 0; x < d; x += LANES) {
-        vec mixed = all(0.0f);
-        for (long i = 0; i < count; i++) mixed += all(scores[i]) * load(v + seen[i] * value + x);
-        if (count) mixed /= all(total);
-        store(to + x, mixed);
-    }
+    vec share = all(count ? 1.0f / sum(total) : 0.0f);
+    long x = 0;
+    for (; x + 4 * LANES <= d; x += 4 * LANES) mix(4, v + x, value, scores, seen, count, share, to + x);
+    for (; x < d; x += LANES) mix(1, v + x, value, scores, seen, count, share, to + x);
 }
 
 static int attend_few(heads q, heads k, heads v, into mixed, const shape *s) {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from peftlab.native.library import LIBRARY, declare
+from peftlab.native.switch import takes
 
 LANES = 8
 """numbers in a vector"""
@@ -28,10 +29,14 @@ declare("add_linear_input", *[c_void_p] * 3, *[c_long] * 3)
 declare("linear_gelu", *[c_void_p] * 6, *[c_long] * 3)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, frozen: bool = False) -> Tensor:
-    """x [..., K], weight [N, K], bias [N] → [..., N]. A weight that is `frozen` is kept as the kernel wants it."""
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, frozen: bool = False, over: Tensor | None = None
+) -> Tensor:
+    """x [..., K], weight [N, K], bias [N] → [..., N]. A weight that is `frozen` is kept as the kernel wants it. The
+    result is written `over` a tensor where that has the room: new memory of some megabytes takes long to ask for.
+    """
     (N, K), x, weight = weight.shape, x.contiguous(), weight.contiguous()
-    y, panels = x.new_empty(*x.shape[:-1], N), packed(weight, False) if frozen else None
+    y, panels = placed(over, x, N), packed(weight, False) if frozen else None
     LIBRARY.linear(*map(address, (x, weight, panels, bias, y)), x.numel() // K, N, K)
     return y
 
@@ -77,6 +82,14 @@ def linear_weight(gradient: Tensor, x: Tensor) -> Tensor:
     dw = x.new_empty(N, K)
     LIBRARY.linear_weight(gradient.data_ptr(), x.data_ptr(), dw.data_ptr(), x.numel() // K, N, K)
     return dw
+
+
+def placed(over: Tensor | None, x: Tensor, N: int) -> Tensor:
+    """Room for [..., N] of x [..., K]: where `over` lies, if that has it."""
+    shape, size = (*x.shape[:-1], N), x.numel() // x.shape[-1] * N
+    if over is None or not takes(over) or not over.is_contiguous() or over.numel() < size:
+        return x.new_empty(shape)
+    return over.view(-1)[:size].view(shape)
 
 
 def packed(weight: Tensor, across: bool) -> Tensor:

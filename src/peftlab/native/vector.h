@@ -201,6 +201,8 @@ typedef struct {
 
 void linear(const float *x, const float *w, const float *packed, const float *bias, float *y, long M, long N, long K);
 int attend(heads q, heads k, heads v, into mixed, const shape *s);
+void linear_gelu(const float *x, const float *w, const float *packed, const float *bias, float *y, float *slope, long M,
+                 long N, long K);
 void gelu(const float *x, float *y, long n);
 void normalise(const float *x, const float *scale, const float *shift, float eps, float *y, long M, long D);
 void join(const float *x, const float *y, const uint8_t *keep, float growth, const float *scale, const float *shift,
