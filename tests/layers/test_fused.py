@@ -145,6 +145,84 @@ def test_attention(dropout, masked):
         torch.testing.assert_close(layer(x), layer(x, looks=looks), rtol=0, atol=1e-5)
 
 
+def changed(layer: Attention, targets: str) -> PostNorm:
+    """The layer frozen in its residual wrapper, with a change of low rank on some of its maps."""
+    residual = PostNorm(32, layer, LayerNorm(32), dropout=0.2).requires_grad_(False)
+    torch.nn.init.normal_(residual.norm.weight)
+    torch.nn.init.normal_(residual.norm.bias)
+    for target in targets:
+        site = layer.get_submodule(target).get_submodule("site")
+        site.put("one", Change(32, 4, 32))
+        site.active = ("one",)
+        for thin in site["one"].parameters():
+            torch.nn.init.normal_(thin, std=0.3)  # so that no weight of attention is near 1
+    return residual
+
+
+@pytest.mark.parametrize("targets", ["", "qv", "o", "qkvo"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_with_frozen_weights_and_its_norm_are_one_step(targets, masked):
+    residual = changed(Attention(32, 4, dropout=0.3), targets)
+    x = torch.randn(4, 17, 32)
+    mask = (torch.arange(17)[None] < torch.tensor([17, 3, 0, 9])[:, None])[:, None, None] if masked else None
+    same(residual.train(), x, mask=mask)
+    same(residual.eval(), x, mask=mask)
+    with native.computing():
+        y = residual(x.requires_grad_(), mask=mask)
+        assert type(y.grad_fn).__name__ == "AttendedBackward"
+        (once,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], once)
+        with torch.no_grad():
+            assert torch.equal(residual(x, mask=mask), y)
+        if targets:  # as in the lowest block, whose input does not learn
+            y = residual(x.detach(), mask=mask)
+            assert type(y.grad_fn).__name__ == "AttendedBackward"
+            y.sum().backward()
+
+
+def test_a_thin_matrix_that_is_frozen_has_no_gradient():
+    residual = changed(Attention(32, 4), "qv")
+    residual.sublayer.get_parameter("q.site.one.A").requires_grad_(False)
+    residual.sublayer.get_parameter("v.site.one.B").requires_grad_(False)
+    same(residual, torch.randn(4, 17, 32))
+
+
+def test_a_thin_matrix_may_not_change_before_its_gradient():
+    residual = changed(Attention(32, 4), "q")
+    with native.computing():
+        y = residual(torch.randn(4, 17, 32))
+        with torch.no_grad():
+            residual.sublayer.get_parameter("q.site.one.A").add_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+def test_attention_that_is_looked_at_or_learns_is_no_single_step():
+    residual, x = changed(Attention(32, 4), "q").eval(), torch.randn(4, 17, 32)
+    looks: list = []
+    with native.computing():
+        whole, seen = residual(x), residual(x, looks=looks)
+        assert len(looks) == 1
+        torch.testing.assert_close(whole, seen, rtol=0, atol=1e-5)
+        residual.sublayer.get_parameter("k.weight").requires_grad_(True)
+        assert type(residual(x).grad_fn).__name__ == "JoinBackward"
+    same(residual, x)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_a_frozen_feed_forward_network_and_its_norm_are_one_step(dropout):
+    residual = PostNorm(24, FeedForward(24, 50), LayerNorm(24), dropout).requires_grad_(False)
+    torch.nn.init.normal_(residual.norm.weight)
+    x = torch.randn(5, 40, 24)
+    same(residual.train(), x)
+    same(residual.eval(), x)
+    with native.computing():
+        y = residual(x.requires_grad_())
+        assert type(y.grad_fn).__name__ == "FedForwardBackward"
+        with torch.no_grad():
+            assert torch.equal(residual(x), y)
+
+
 def test_a_model_that_is_called_computes_with_torch():
     layer, x = Linear(64, 300), torch.randn(10, 64)
     assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))

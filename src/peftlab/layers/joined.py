@@ -5,6 +5,7 @@ Shapes: [..., D] each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ def fused_join(x: Tensor, y: Tensor, norm: LayerNorm, p: float) -> Tensor:
     """norm(x + y), of which a part `p` of y's values is dropped."""
     cut = in_65536(p)
     if cut or torch.is_grad_enabled():
-        return Join.apply(x, y, norm.weight, norm.bias, norm.eps, cut)
+        return Join.apply(x, y, norm, cut)
     return native.join(x, y, None, 1.0, norm.weight, norm.bias, norm.eps)[0]
 
 
@@ -28,15 +29,26 @@ class Join(torch.autograd.Function):
     """The kernel and that of its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, scale: Tensor, shift: Tensor, eps: float, cut: int) -> Tensor:
-        keep = draw_kept(y.shape, cut) if cut else None
-        ctx.growth = growth(cut)
-        out, total, stats = native.join(x, y, keep, ctx.growth, scale, shift, eps, learning=True)
-        ctx.save_for_backward(total, stats, scale, keep)
+    def forward(ctx: Any, x: Tensor, y: Tensor, norm: LayerNorm, cut: int) -> Tensor:
+        out, waiting = join(x, y, norm, cut)
+        ctx.save_for_backward(*waiting)
+        ctx.cut = cut
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        total, stats, scale, keep = ctx.saved_tensors
-        return *native.join_back(gradient, total, stats, scale, keep, ctx.growth), None, None, None, None
+        return *join_back(gradient, ctx.saved_tensors, ctx.cut), None, None
+
+
+def join(x: Tensor, y: Tensor, norm: LayerNorm, cut: int) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """norm(x + dropout(y)), and what must wait for the backward pass."""
+    keep = draw_kept(y.shape, cut) if cut else None
+    out, total, stats = native.join(x, y, keep, growth(cut), norm.weight, norm.bias, norm.eps, learning=True)
+    return out, (total, stats, norm.weight, keep)
+
+
+def join_back(gradient: Tensor, waiting: Sequence[Tensor], cut: int) -> tuple[Tensor, Tensor]:
+    """The gradients of x and y; one tensor where nothing was dropped."""
+    total, stats, scale, keep = waiting
+    return native.join_back(gradient, total, stats, scale, keep, growth(cut))

@@ -5,7 +5,7 @@ Shapes: M rows, K inputs, N outputs.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from peftlab import native
+from peftlab.layers.addition import LowRank
 from peftlab.layers.site import LinearSite, Route, hide_empty_sites
 
 THIN = 64
@@ -57,33 +58,64 @@ class Product(torch.autograd.Function):
         return dx, dw, gradient.flatten(0, -2).sum(0) if to_bias else None
 
 
-class LowRankProduct(torch.autograd.Function):
-    """xWᵀ + b + u Bᵀ with u = s · xAᵀ, where W and b are frozen: one step in the place of five, and neither the change
-    nor its part of x's gradient has a place of its own. Where it learns, there will be more with this W.
+class FrozenMap(NamedTuple):
+    """xWᵀ + b with frozen W and b, and at most a change of low rank: + u Bᵀ with u = s · xAᵀ. By our own kernels, and
+    neither the change nor its part of x's gradient has a place of its own.
     """
+
+    weight: Tensor
+    bias: Tensor | None
+    change: LowRank | None
+
+    def forward(self, x: Tensor, again: bool = True) -> tuple[Tensor, Tensor | None]:
+        """y, and u where there is a change; `again`: there will be more with this W."""
+        y = native.linear(x, self.weight, self.bias, frozen=again)
+        if self.change is None:
+            return y, None
+        u = native.linear(x, self.change.A).mul_(self.change.scale)
+        native.add_linear(y, u, self.change.B)
+        return y, u
+
+    def backward(
+        self, gradient: Tensor, x: Tensor | None, u: Tensor | None, to_x: bool = True, onto: Tensor | None = None
+    ) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
+        """x's gradient, added `onto` another where that is given, and those of A and B where there is a change."""
+        dx = onto
+        if to_x and onto is not None:
+            native.add_linear_input(onto, gradient, self.weight, frozen=True)
+        elif to_x:
+            dx = native.linear_input(gradient, self.weight, frozen=True)
+        if self.change is None:
+            return dx, ()
+        assert x is not None
+        assert u is not None
+        A, B, scale = self.change
+        # thin matrices lie along their width, where the kernels are three times as fast as across it
+        du = native.linear(gradient, B.t()).mul_(scale)
+        if to_x and dx is not None:
+            native.add_linear_input(dx, du, A)
+        dA = weight_gradient(du, x) if A.requires_grad else None
+        return dx, (dA, weight_gradient(u, gradient).t() if B.requires_grad else None)
+
+
+class LowRankProduct(torch.autograd.Function):
+    """Such a map with a change, as one step in the place of five; where it learns, there will be more with this W."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float, learns: bool
     ) -> Tensor:
-        u = native.linear(x, A).mul_(scale)
+        y, u = FrozenMap(weight, bias, LowRank(A, B, scale)).forward(x, again=learns)
         ctx.save_for_backward(x, weight, A, B, u)
         ctx.scale = scale
-        y = native.linear(x, weight, bias, frozen=learns)
-        native.add_linear(y, u, B)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, A, B, u = ctx.saved_tensors
-        to_x, _, _, to_A, to_B, *_ = ctx.needs_input_grad
-        # thin matrices lie along their width, where the kernels are three times as fast as across it
-        du = native.linear(gradient, B.t()).mul_(ctx.scale)
-        dx = native.linear_input(gradient, weight, frozen=True) if to_x else None
-        if dx is not None:
-            native.add_linear_input(dx, du, A)
-        dA, dB = weight_gradient(du, x) if to_A else None, weight_gradient(u, gradient).t() if to_B else None
+        whole = FrozenMap(weight, None, LowRank(A, B, ctx.scale))
+        dx, (dA, dB) = whole.backward(gradient, x, u, to_x=ctx.needs_input_grad[0])
         return dx, None, None, dA, dB, None, None
 
 
@@ -104,14 +136,23 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
         if self.site.idle(route):
             return product(x, self.weight, self.bias)
-        change = self.site.low_rank(route) if self.frozen() else None
-        if change is not None and faster(x, self.weight) and faster(x, change.A) and native.takes(change.B):
-            return LowRankProduct.apply(x, self.weight, self.bias, *change, torch.is_grad_enabled())
+        whole = self.frozen(x, route)
+        if whole is not None and whole.change is not None:
+            return LowRankProduct.apply(x, whole.weight, whole.bias, *whole.change, torch.is_grad_enabled())
         return self.site(x, product(x, self.weight, self.bias), self.weight, self.bias, route)
 
-    def frozen(self) -> bool:
-        """Whether neither weight nor bias learns."""
-        return not self.weight.requires_grad and (self.bias is None or not self.bias.requires_grad)
+    def frozen(self, x: Tensor, route: Route | None) -> FrozenMap | None:
+        """What it does to x, where neither weight nor bias learns and our own kernels are to compute it."""
+        if self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad):
+            return None
+        if not faster(x, self.weight):
+            return None
+        if self.site.idle(route):
+            return FrozenMap(self.weight, self.bias, None)
+        change = self.site.low_rank(route)
+        if change is None or not faster(x, change.A) or not native.takes(change.B):
+            return None
+        return FrozenMap(self.weight, self.bias, change)
 
     def reset_parameters(self) -> None:
         """Torch's own, but not on the meta device: nothing is to be filled there, and torch would load its compiler."""

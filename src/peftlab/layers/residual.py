@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from peftlab import native
 from peftlab.layers.dropout import Dropout
+from peftlab.layers.frozen import frozen_sublayer
 from peftlab.layers.joined import fused_join
 from peftlab.layers.norm import LayerNorm
 from peftlab.layers.site import Route, SublayerSite, hide_empty_sites
@@ -44,6 +45,10 @@ class Residual(nn.Module):
     ) -> Tensor:
         """x [B, T, D]; `real` [B, T] is True at real tokens; `inputs` are the sublayer's own."""
 
+        whole = None if among is not None else self.at_once(x, route, inputs)
+        if whole is not None:
+            return whole
+
         def join(y: Tensor) -> Tensor:
             return self.join(x, y, real, route)
 
@@ -53,10 +58,19 @@ class Residual(nn.Module):
         y = self.sublayer(received, route=route, **inputs)
         if self.out.idle(route) and self.fuses(x, y, route):
             assert isinstance(self.norm, LayerNorm)
-            return fused_join(x, y, self.norm, self.dropout.p if self.training else 0.0)
+            return fused_join(x, y, self.norm, self.dropped)
         if self.training:
             y = self.dropout(y)
         return join(y if self.out.idle(route) else self.out(y, received, join, route))
+
+    @property
+    def dropped(self) -> float:
+        """Which part of f's values is dropped now."""
+        return self.dropout.p if self.training else 0.0
+
+    def at_once(self, x: Tensor, route: Route | None, inputs: dict[str, Any]) -> Tensor | None:
+        """All of it as one step of autograd; None where it can't be."""
+        return None
 
     def fuses(self, x: Tensor, y: Tensor, route: Route | None) -> bool:
         """Whether one of our own kernels drops, joins and norms."""
@@ -75,6 +89,12 @@ class Residual(nn.Module):
 
 class PostNorm(Residual):
     """norm(x + f(x))."""
+
+    def at_once(self, x: Tensor, route: Route | None, inputs: dict[str, Any]) -> Tensor | None:
+        if self.out.idle(route) and self.fuses(x, x, route):
+            assert isinstance(self.norm, LayerNorm)
+            return frozen_sublayer(self.sublayer, x, self.norm, self.dropped, route, inputs)
+        return None
 
     def fuses(self, x: Tensor, y: Tensor, route: Route | None) -> bool:
         return native.fits(x, y) and x.shape == y.shape and isinstance(self.norm, LayerNorm) and self.norm.plain(route)

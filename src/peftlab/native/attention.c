@@ -19,6 +19,7 @@ enum { QUERIES = 48, FEW = 8 };
 static const float ZEROS[NR];
 
 static long padded(long n) { return (n + NR - 1) / NR * NR; }
+static long whole(long n) { return (n + LANES - 1) / LANES * LANES; }
 
 /* Room for each thread, or NULL. */
 static float *room(long floats) {
@@ -43,41 +44,57 @@ static void times(const float *a, long row, long step, const float *b, long M, l
         rows_of(M, a, row, step, b + n * K, K, c + n, ldc, start, (int)least(NR, N - n));
 }
 
-/* Scores [count, ld] of some queries become weights; columns from Tk to ld become zeros. */
-static void weigh(float *scores, long count, long ld, const shape *s, long b, long query) {
+/* The most that a score may be, [ld]: no more than the least number where a key may not be seen, or there is none. Gives
+   whether one may be seen. */
+static int limits(const uint8_t *seen, long Tk, long ld, float *most) {
+    uint8_t any = !seen;
+    for (long j = 0; j < Tk; j++) most[j] = !seen || seen[j] ? FLT_MAX : -FLT_MAX;
+    for (long j = 0; seen && j < Tk; j++) any |= seen[j];
+    for (long j = Tk; j < ld; j++) most[j] = -FLT_MAX;
+    return any;
+}
+
+/* The weights that stay, of eight from the key `j` on: all ones where a byte is 1. Beyond a query's keys they are those of
+   the next query, and nothing beyond the last. */
+INLINE ivec staying(const uint8_t *keep, const uint8_t *end) {
+    typedef uint64_t words __attribute__((vector_size(16)));
+    typedef char bytes __attribute__((vector_size(16)));
+    uint64_t eight = 0;
+    if (keep + LANES <= end)
+        memcpy(&eight, keep, LANES);
+    else
+        for (int j = 0; keep + j < end; j++) eight |= (uint64_t)keep[j] << 8 * j;
+    return -(ivec)__builtin_ia32_pmovzxbd256((bytes)(words){eight, 0});
+}
+
+/* Scores [count, ld] of some queries become weights, zeros where nothing may be seen; `left` is what dropout leaves of them,
+   grown, and may be their own place. `most` has room for ld. */
+static void weigh(float *scores, float *left, long count, long ld, const shape *s, long pair, long query, float *most) {
+    long b = pair / s->H, used = whole(s->Tk);
+    int any = 0;
     for (long i = 0; i < count; i++) {
         float *row = scores + i * ld;
-        const uint8_t *seen = s->seen ? s->seen + b * s->seen_row + (query + i) * s->seen_query : NULL;
-        uint8_t any = !seen;
-        for (long j = s->Tk; j < ld; j++) row[j] = -FLT_MAX;
-        if (seen)
-            for (long j = 0; j < s->Tk; j++) {
-                any |= seen[j];
-                if (!seen[j]) row[j] = -FLT_MAX;
-            }
-        vec high = load(row);
-        for (long j = LANES; j < ld; j += LANES) high = larger(high, load(row + j));
-        float most = high[0];
-        for (int j = 1; j < LANES; j++) most = high[j] > most ? high[j] : most;
-        vec total = all(0.0f), scale = all(s->scale), top = all(most);
-        for (long j = 0; j < ld; j += LANES) {
+        if (i == 0 || s->seen_query)
+            any = limits(s->seen ? s->seen + b * s->seen_row + (query + i) * s->seen_query : NULL, s->Tk, used, most);
+        vec high = all(-FLT_MAX);
+        for (long j = 0; j < used; j += LANES) {
+            vec score = smaller(load(most + j), load(row + j));
+            high = larger(high, score);
+            store(row + j, score);
+        }
+        vec total = all(0.0f), scale = all(s->scale), top = largest(high);
+        for (long j = 0; j < used; j += LANES) {
             vec e = exponential((load(row + j) - top) * scale);
             total += e;
             store(row + j, e);
         }
         vec share = all(any ? 1.0f / sum(total) : 0.0f);
-        for (long j = 0; j < ld; j += LANES) store(row + j, load(row + j) * share);
-    }
-}
-
-/* What is left of weights [count, ld], grown; may be the weights' own place. */
-static void drop(const float *weights, float *left, long count, long ld, const shape *s, long pair, long query) {
-    for (long i = 0; i < count; i++) {
+        for (long j = 0; j < used; j += LANES) store(row + j, load(row + j) * share);
+        if (!s->keep) continue;
         const uint8_t *keep = s->keep + (pair * s->Tq + query + i) * s->Tk;
-        const float *from = weights + i * ld;
-        float *to = left + i * ld;
-        for (long j = 0; j < s->Tk; j++) to[j] = from[j] * (float)keep[j] * s->growth;
-        for (long j = s->Tk; j < ld; j++) to[j] = 0.0f;
+        const uint8_t *end = s->keep + s->B * s->H * s->Tq * s->Tk;
+        for (long j = 0; j < used; j += LANES)
+            store(left + i * ld + j, (vec)((ivec)(load(row + j) * all(s->growth)) & staying(keep + j, end)));
     }
 }
 
@@ -157,12 +174,13 @@ static int attend_few(heads q, heads k, heads v, into mixed, const shape *s) {
 /* Gives 1 where there is no memory for it, else 0. */
 EXPORT int attend(heads q, heads k, heads v, into mixed, const shape *s) {
     if (s->Tq <= FEW && s->d % LANES == 0 && !s->keep) return attend_few(q, k, v, mixed, s);
-    long wide = padded(s->Tk), deep = padded(s->d), each = wide * s->d + deep * s->Tk + QUERIES * wide;
+    long wide = padded(s->Tk), deep = padded(s->d), each = wide * s->d + deep * s->Tk + (QUERIES + 1) * wide;
     float *work = room(each);
     if (!work) return 1;
 #pragma omp parallel if (worth(s))
     {
         float *keys = work + omp_get_thread_num() * each, *values = keys + wide * s->d, *scores = values + deep * s->Tk;
+        float *most = scores + QUERIES * wide;
 #pragma omp for schedule(dynamic, 4)
         for (long pair = 0; pair < s->B * s->H; pair++) {
             long b = pair / s->H, h = pair % s->H;
@@ -172,8 +190,7 @@ EXPORT int attend(heads q, heads k, heads v, into mixed, const shape *s) {
                 long count = least(QUERIES, s->Tq - query);
                 const float *from = q.at + b * q.row + h * q.head + query * q.token;
                 times(from, q.token, 1, keys, count, wide, s->d, scores, wide, ZEROS);
-                weigh(scores, count, wide, s, b, query);
-                if (s->keep) drop(scores, scores, count, wide, s, pair, query);
+                weigh(scores, scores, count, wide, s, pair, query, most);
                 float *to = mixed.at + b * mixed.row + h * mixed.head + query * mixed.token;
                 times(scores, wide, 1, values, count, s->d, s->Tk, to, mixed.token, ZEROS);
             }
@@ -186,8 +203,8 @@ EXPORT int attend(heads q, heads k, heads v, into mixed, const shape *s) {
 /* Through dropout and the softmax at once: with w the weights, l what is left of them and t = g vᵀ,
    the scores' gradient is (l·t − w·Σ l·t) · scale. */
 EXPORT int attend_back(heads q, heads k, heads v, heads g, into dq, into dk, into dv, const shape *s) {
-    long wide = padded(s->Tk), deep = padded(s->d);
-    long each = 2 * wide * s->d + deep * s->Tk + 2 * deep * QUERIES + 3 * QUERIES * wide;
+    long wide = padded(s->Tk), used = whole(s->Tk), deep = padded(s->d);
+    long each = 2 * wide * s->d + deep * s->Tk + 2 * deep * QUERIES + (3 * QUERIES + 1) * wide;
     float *work = room(each);
     if (!work) return 1;
 #pragma omp parallel if (worth(s))
@@ -195,6 +212,7 @@ EXPORT int attend_back(heads q, heads k, heads v, heads g, into dq, into dk, int
         float *keys = work + omp_get_thread_num() * each, *turned = keys + wide * s->d;
         float *values = turned + deep * s->Tk, *queries = values + wide * s->d, *given = queries + deep * QUERIES;
         float *weights = given + deep * QUERIES, *left = weights + QUERIES * wide, *t = left + QUERIES * wide;
+        float *most = t + QUERIES * wide;
 #pragma omp for schedule(dynamic, 4)
         for (long pair = 0; pair < s->B * s->H; pair++) {
             long b = pair / s->H, h = pair % s->H;
@@ -207,9 +225,8 @@ EXPORT int attend_back(heads q, heads k, heads v, heads g, into dq, into dk, int
                 const float *from = q.at + b * q.row + h * q.head + query * q.token;
                 const float *gradient = g.at + b * g.row + h * g.head + query * g.token;
                 times(from, q.token, 1, keys, count, wide, s->d, weights, wide, ZEROS);
-                weigh(weights, count, wide, s, b, query);
-                const float *kept = weights;
-                if (s->keep) drop(weights, left, count, wide, s, pair, query), kept = left;
+                weigh(weights, left, count, wide, s, pair, query, most);
+                const float *kept = s->keep ? left : weights;
                 times(gradient, g.token, 1, values, count, wide, s->d, t, wide, ZEROS);
 
                 const float *start = query ? NULL : ZEROS;
@@ -220,9 +237,9 @@ EXPORT int attend_back(heads q, heads k, heads v, heads g, into dq, into dk, int
                     float *ti = t + i * wide;
                     const float *wi = weights + i * wide, *li = kept + i * wide;
                     vec total = all(0.0f), scale = all(s->scale);
-                    for (long j = 0; j < wide; j += LANES) total += load(li + j) * load(ti + j);
+                    for (long j = 0; j < used; j += LANES) total += load(li + j) * load(ti + j);
                     vec mean = all(sum(total));
-                    for (long j = 0; j < wide; j += LANES)
+                    for (long j = 0; j < used; j += LANES)
                         store(ti + j, (load(li + j) * load(ti + j) - load(wi + j) * mean) * scale);
                 }
                 float *to = dq.at + b * dq.row + h * dq.head + query * dq.token;

@@ -195,8 +195,8 @@ EXPORT void add_linear(const float *x, const float *w, float *y, long M, long N,
 }
 
 /* dx += g w */
-EXPORT void add_linear_input(const float *g, const float *w, float *dx, long M, long N, long K) {
-    many((operand){g, N, 1}, (matrix){w, K, 1, NULL}, NULL, dx, M, K, N, (after){.onto = 1});
+EXPORT void add_linear_input(const float *g, const float *w, const float *packed, float *dx, long M, long N, long K) {
+    many((operand){g, N, 1}, (matrix){w, K, 1, packed}, NULL, dx, M, K, N, (after){.onto = 1});
 }
 
 /* dw[N, K] = gᵀ[N, M] · x[M, K] */

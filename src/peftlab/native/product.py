@@ -25,7 +25,7 @@ declare("linear", *[c_void_p] * 5, *[c_long] * 3)
 declare("linear_input", *[c_void_p] * 5, *[c_long] * 3)
 declare("linear_weight", *[c_void_p] * 3, *[c_long] * 3)
 declare("add_linear", *[c_void_p] * 3, *[c_long] * 3)
-declare("add_linear_input", *[c_void_p] * 3, *[c_long] * 3)
+declare("add_linear_input", *[c_void_p] * 4, *[c_long] * 3)
 declare("linear_gelu", *[c_void_p] * 6, *[c_long] * 3)
 
 
@@ -68,12 +68,13 @@ def add_linear(y: Tensor, x: Tensor, weight: Tensor) -> None:
     LIBRARY.add_linear(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // K, N, K)
 
 
-def add_linear_input(dx: Tensor, gradient: Tensor, weight: Tensor) -> None:
+def add_linear_input(dx: Tensor, gradient: Tensor, weight: Tensor, frozen: bool = False) -> None:
     """dx [..., K] += gradient [..., N] · weight [N, K], where dx lies row by row."""
     assert dx.is_contiguous()
     assert (*dx.shape[:-1], *weight.shape) == (*gradient.shape, dx.shape[-1])
     (N, K), gradient, weight = weight.shape, gradient.contiguous(), weight.contiguous()
-    LIBRARY.add_linear_input(gradient.data_ptr(), weight.data_ptr(), dx.data_ptr(), gradient.numel() // N, N, K)
+    panels = packed(weight, True) if frozen else None
+    LIBRARY.add_linear_input(*map(address, (gradient, weight, panels, dx)), gradient.numel() // N, N, K)
 
 
 def linear_weight(gradient: Tensor, x: Tensor) -> Tensor:

@@ -35,8 +35,16 @@ INLINE vec load(const float *p) { return *(const vec *)p; }
 INLINE void store(float *p, vec v) { *(vec *)p = v; }
 INLINE vec all(float s) { return (vec){s, s, s, s, s, s, s, s}; }
 INLINE vec choose(ivec where, vec yes, vec no) { return (vec)(((ivec)yes & where) | ((ivec)no & ~where)); }
-INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
+INLINE vec larger(vec a, vec b) { return __builtin_ia32_maxps256(a, b); }
+INLINE vec smaller(vec a, vec b) { return __builtin_ia32_minps256(a, b); }
 INLINE float sum(vec v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
+
+/* The largest number of a vector, in all its lanes. */
+INLINE vec largest(vec v) {
+    v = larger(v, __builtin_shuffle(v, (ivec){4, 5, 6, 7, 0, 1, 2, 3}));
+    v = larger(v, __builtin_shuffle(v, (ivec){2, 3, 0, 1, 6, 7, 4, 5}));
+    return larger(v, __builtin_shuffle(v, (ivec){1, 0, 3, 2, 5, 4, 7, 6}));
+}
 
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 
@@ -136,10 +144,11 @@ INLINE void rows_of(long M, const float *a, long row, long step, const float *b,
     }
 }
 
-/* LANES rows of w, LANES numbers each, turned: three rounds of exchanges between pairs of rows. */
-INLINE void turn(const float *w, long ld, float *b) {
+/* `rows` ≤ LANES rows of w, LANES numbers each, turned, the other columns zero: three rounds of exchanges between pairs of
+   rows. */
+INLINE void turn(const float *w, long ld, int rows, float *b) {
     vec r[LANES], t[LANES];
-    for (int j = 0; j < LANES; j++) r[j] = load(w + j * ld);
+    for (int j = 0; j < LANES; j++) r[j] = j < rows ? load(w + j * ld) : all(0.0f);
     for (int j = 0; j < LANES; j += 2) {
         t[j] = __builtin_shuffle(r[j], r[j + 1], (ivec){0, 8, 2, 10, 4, 12, 6, 14});
         t[j + 1] = __builtin_shuffle(r[j], r[j + 1], (ivec){1, 9, 3, 11, 5, 13, 7, 15});
@@ -160,7 +169,11 @@ INLINE void pack_rows(const float *w, long ld, int width, long K, float *b) {
     for (int j = 0; j < NR; j += LANES) {
         long k = 0;
         if (j + LANES <= width)
-            for (; k + LANES <= K; k += LANES) turn(w + j * ld + k, ld, b + k * NR + j);
+            for (; k + LANES <= K; k += LANES) turn(w + j * ld + k, ld, LANES, b + k * NR + j);
+        else if (j < width)
+            for (; k + LANES <= K; k += LANES) turn(w + j * ld + k, ld, width - j, b + k * NR + j);
+        else
+            for (; k < K; k++) store(b + k * NR + j, all(0.0f));
         for (; k < K; k++)
             for (int i = j; i < j + LANES; i++) b[k * NR + i] = i < width ? w[i * ld + k] : 0.0f;
     }

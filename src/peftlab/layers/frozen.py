@@ -1,0 +1,147 @@
+"""A sublayer whose own weights are frozen, with the norm behind it, as one step of autograd: norm(x + dropout(f(x))).
+
+A method that trains little beside frozen weights leaves little to learn in a step, but torch would keep a graph of all
+its products and add up the gradients of whatever is used twice. Here the kernels follow each other, what leads back to
+x is added up inside them, and a block is two steps of autograd in the place of ten. `Residual.forward` is the way of
+all others, and computes the same.
+
+Shapes: B rows, T tokens, D model width, H heads, d = D / H.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from peftlab import native
+from peftlab.layers.attention import Attention, Dot, Scaled
+from peftlab.layers.dropout import draw_kept, growth, in_65536
+from peftlab.layers.feedforward import FeedForward
+from peftlab.layers.joined import join, join_back
+from peftlab.layers.linear import FrozenMap
+from peftlab.layers.norm import LayerNorm
+from peftlab.layers.site import Route
+
+
+def frozen_sublayer(
+    sublayer: nn.Module, x: Tensor, norm: LayerNorm, p: float, route: Route | None, inputs: dict[str, Any]
+) -> Tensor | None:
+    """norm(x + f(x)), of which a part `p` of f's values is dropped; None where it is not to be one step."""
+    way = WAYS.get(type(sublayer))
+    there = way is not None and torch.is_grad_enabled() and native.TALL and native.fits(x, x) and x.ndim == 3
+    return way(sublayer, x, norm, p, route, **inputs) if way is not None and there else None
+
+
+def attended(
+    f: Attention, x: Tensor, norm: LayerNorm, p: float, route: Route | None, mask: Tensor | None = None, **others: Any
+) -> Tensor | None:
+    """Self-attention that nobody looks at, with nothing before its keys."""
+    if any(other is not None for other in others.values()) or type(f.score) not in (Dot, Scaled):
+        return None
+    maps = [part.frozen(x, route) for part in (f.q, f.k, f.v, f.o)]
+    if not f.kv.idle(route) or any(part is None for part in maps):
+        return None
+    thin = [t for part in maps if part is not None and part.change is not None for t in part.change[:2]]
+    if not any(t.requires_grad for t in (x, *thin)):
+        return None
+    cut = in_65536(f.dropout if f.training else 0.0)
+    return Attended.apply(x, maps, f.heads, f.score.scale, mask, cut, norm, in_65536(p), *thin)
+
+
+class Attended(torch.autograd.Function):
+    """norm(x + dropout(o(attention of q(x), k(x), v(x))))."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        maps: list[FrozenMap],
+        heads: int,
+        scale: float,
+        mask: Tensor | None,
+        cut: int,
+        norm: LayerNorm,
+        norm_cut: int,
+        *thin: Tensor,
+    ) -> Tensor:
+        (q, uq), (k, uk), (v, uv) = (part.forward(x) for part in maps[:3])
+        B, T, _ = x.shape
+        keep = draw_kept(torch.Size([B, heads, T, T]), cut) if cut else None
+        parts = split(q, heads), split(k, heads), split(v, heads)
+        mixed = whole(native.attend(*parts, scale, mask, keep, growth(cut)))
+        y, uo = maps[3].forward(mixed)
+        out, waiting = join(x, y, norm, norm_cut)
+        x_again = None if all(part.change is None for part in maps[:3]) else x
+        mixed_again = None if uo is None else mixed
+        ctx.save_for_backward(x_again, q, k, v, mask, keep, mixed_again, uq, uk, uv, uo, *waiting, *thin)
+        ctx.maps, ctx.heads, ctx.scale, ctx.cuts = maps, heads, scale, (cut, norm_cut)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, q, k, v, mask, keep, mixed, uq, uk, uv, uo, *waiting = ctx.saved_tensors
+        cut, norm_cut = ctx.cuts
+        to_x = ctx.needs_input_grad[0]
+        dx, dy = join_back(gradient, waiting[:4], norm_cut)
+        dmixed, of_o = ctx.maps[3].backward(dy, mixed, uo)
+        q, k, v, dmixed = (split(t, ctx.heads) for t in (q, k, v, dmixed))
+        found = native.attend_back(q, k, v, dmixed, ctx.scale, mask, keep, growth(cut))
+        thin: list[Tensor | None] = []
+        for part, d, u in zip(ctx.maps, found, (uq, uk, uv), strict=False):
+            thin += part.backward(whole(d), x, u, to_x, onto=dx)[1]
+        return dx if to_x else None, *[None] * 7, *thin, *of_o
+
+
+def fed_forward(f: FeedForward, x: Tensor, norm: LayerNorm, p: float, route: Route | None) -> Tensor | None:
+    """The feed-forward network with GELU."""
+    if f.name != "gelu" or not f.plain(route) or not x.requires_grad:
+        return None
+    return FedForward.apply(x, f.up.weight, f.up.bias, f.down.weight, f.down.bias, norm, in_65536(p))
+
+
+class FedForward(torch.autograd.Function):
+    """norm(x + dropout(W₂ · gelu(W₁x + b₁) + b₂)), of which GELU's slope alone waits inside."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        up: Tensor,
+        up_bias: Tensor,
+        down: Tensor,
+        down_bias: Tensor,
+        norm: LayerNorm,
+        cut: int,
+    ) -> Tensor:
+        inner, slope = native.linear_gelu(x, up, up_bias, learning=True, frozen=True)
+        out, waiting = join(x, native.linear(inner, down, down_bias, frozen=True), norm, cut)
+        ctx.save_for_backward(slope, up, down, *waiting)
+        ctx.cut = cut
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        slope, up, down, *waiting = ctx.saved_tensors
+        dx, dy = join_back(gradient, waiting, ctx.cut)
+        inner = native.linear_input(dy, down, slope, frozen=True)
+        native.add_linear_input(dx, inner, up, frozen=True)
+        return dx, *[None] * 6
+
+
+WAYS: dict[type, Callable[..., Tensor | None]] = {Attention: attended, FeedForward: fed_forward}
+
+
+def split(t: Tensor, heads: int) -> Tensor:
+    """[B, T, D] → [B, H, T, d]."""
+    return t.view(*t.shape[:-1], heads, -1).transpose(1, 2)
+
+
+def whole(t: Tensor) -> Tensor:
+    """[B, H, T, d] → [B, T, D]."""
+    return t.transpose(1, 2).flatten(2)
