@@ -70,12 +70,11 @@ class FeedForward(nn.Module):
 
     def plain(self, route: Route | None) -> bool:
         """Whether it is its two matrices as they are: nothing is added, dropped or learned."""
-        idle = self.up.site.idle(route) and self.down.site.idle(route)
+        up, down = self.up, self.down
         dropped = self.training and self.dropout.p > 0
-        learned = torch.is_grad_enabled() and any(
-            p.requires_grad for p in (*self.up.parameters(), *self.down.parameters())
-        )
-        return idle and not dropped and not learned
+        if dropped or not up.site.idle(route) or not down.site.idle(route):
+            return False
+        return not torch.is_grad_enabled() or (up.frozen(route) is not None and down.frozen(route) is not None)
 
     def extra_repr(self) -> str:
         return self.name

@@ -42,7 +42,7 @@ def attended(
     """Self-attention that nobody looks at, with nothing before its keys."""
     if any(other is not None for other in others.values()) or type(f.score) not in (Dot, Scaled):
         return None
-    maps = [part.frozen(x, route) for part in (f.q, f.k, f.v, f.o)]
+    maps = [part.frozen(route) for part in (f.q, f.k, f.v, f.o)]
     if not f.kv.idle(route) or any(part is None for part in maps):
         return None
     thin = [t for part in maps if part is not None and part.change is not None for t in part.change[:2]]

@@ -136,23 +136,21 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
         if self.site.idle(route):
             return product(x, self.weight, self.bias)
-        whole = self.frozen(x, route)
+        whole = self.frozen(route) if faster(x, self.weight) else None
         if whole is not None and whole.change is not None:
             return LowRankProduct.apply(x, whole.weight, whole.bias, *whole.change, torch.is_grad_enabled())
         return self.site(x, product(x, self.weight, self.bias), self.weight, self.bias, route)
 
-    def frozen(self, x: Tensor, route: Route | None) -> FrozenMap | None:
-        """What it does to x, where neither weight nor bias learns and our own kernels are to compute it."""
-        if self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad):
+    def frozen(self, route: Route | None) -> FrozenMap | None:
+        """What it does, where neither weight nor bias learns and our own kernels can compute it."""
+        weight, bias, site = self.weight, self.bias, self.site
+        if weight.requires_grad or (bias is not None and bias.requires_grad) or not native.takes(weight):
             return None
-        if not faster(x, self.weight):
-            return None
-        if self.site.idle(route):
-            return FrozenMap(self.weight, self.bias, None)
-        change = self.site.low_rank(route)
-        if change is None or not faster(x, change.A) or not native.takes(change.B):
-            return None
-        return FrozenMap(self.weight, self.bias, change)
+        if site.idle(route):
+            return FrozenMap(weight, bias, None)
+        change = site.low_rank(route)
+        there = change is not None and native.takes(change.A) and native.takes(change.B)
+        return FrozenMap(weight, bias, change) if there else None
 
     def reset_parameters(self) -> None:
         """Torch's own, but not on the meta device: nothing is to be filled there, and torch would load its compiler."""
