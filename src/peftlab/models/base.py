@@ -139,7 +139,8 @@ def base_fingerprint(name: str | Path) -> str:
 def load(name: str | Path) -> Base:
     """A base by short name (`minilm`), folder, or hub id (`owner/name`), in evaluation mode."""
     folder = fetch_base(str(name))
-    check_manifest(folder)
+    if folder.is_relative_to(Path(name).expanduser()):  # a path; what was fetched by a name is checked already
+        check_manifest(folder)
     model, family, settings = load_checkpoint(folder)
     if model.reads_images:
         return Base(str(name), model, ImageReader.load(folder, settings), family, settings)
