@@ -174,7 +174,7 @@ def test_attention_with_frozen_weights_and_its_norm_are_one_step(targets, masked
         assert torch.equal(torch.autograd.grad(y.sum(), x)[0], once)
         with torch.no_grad():
             assert torch.equal(residual(x, mask=mask), y)
-        if targets:  # as in the lowest block, whose input does not learn
+        if "q" in targets:  # as in the lowest block, whose input does not learn
             y = residual(x.detach(), mask=mask)
             assert type(y.grad_fn).__name__ == "AttendedBackward"
             y.sum().backward()
@@ -187,12 +187,13 @@ def test_a_thin_matrix_that_is_frozen_has_no_gradient():
     same(residual, torch.randn(4, 17, 32))
 
 
-def test_a_thin_matrix_may_not_change_before_its_gradient():
+@pytest.mark.parametrize("name", ["q.site.one.A", "q.weight", "o.weight"])
+def test_no_matrix_may_change_before_its_gradient(name):
     residual = changed(Attention(32, 4), "q")
     with native.computing():
         y = residual(torch.randn(4, 17, 32))
         with torch.no_grad():
-            residual.sublayer.get_parameter("q.site.one.A").add_(1.0)
+            residual.sublayer.get_parameter(name).add_(1.0)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
 
@@ -207,6 +208,13 @@ def test_attention_that_is_looked_at_or_learns_is_no_single_step():
         residual.sublayer.get_parameter("k.weight").requires_grad_(True)
         assert type(residual(x).grad_fn).__name__ == "JoinBackward"
     same(residual, x)
+
+
+def test_where_nothing_leads_through_attention_its_weights_do_not_wait():
+    residual, x = changed(Attention(32, 4), "o"), torch.randn(4, 17, 32)
+    with native.computing():
+        assert type(residual(x).grad_fn).__name__ == "JoinBackward"
+        assert type(residual(x.requires_grad_()).grad_fn).__name__ == "AttendedBackward"
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])

@@ -1,5 +1,6 @@
 """One token more by the kernel of a whole block, against the block itself."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -7,11 +8,13 @@ import torch
 
 from peftlab import native
 from peftlab.data.batch import Batch
+from peftlab.generate import Beam, Greedy, Sample, write
 from peftlab.models import stepping
 from peftlab.models.decoder import Decoder, DecoderConfig, DecoderMemory
 from peftlab.models.seq2seq import Seq2Seq, seq2seq_config
 from peftlab.models.stepping import Stepper
 from peftlab.models.writer import Writer
+from peftlab.native import product
 from peftlab.peft import Adapter, BitFit, LoRA, Prefix
 from peftlab.peft.attach import activate, attach, merge
 
@@ -145,3 +148,18 @@ def test_what_was_learned_between_two_texts_is_written_with():
 
 def test_it_is_only_asked_for_where_the_kernels_compute():
     assert Stepper.of(language_model().blocks, torch.zeros(1)) is None
+
+
+@pytest.mark.parametrize("how", [Greedy(), Sample(seed=1), Beam(3)])
+@pytest.mark.parametrize("make", [partial(language_model, output_bias=True), translator])
+def test_scores_written_over_those_that_are_spent_are_the_same(make, how, monkeypatch):
+    model, batch = scattered(make()), some(5, 3, 7, 2)
+    over = []
+    place = product.placed
+    monkeypatch.setattr(product, "placed", lambda *given: over.append(given[0]) or place(*given))
+    found = write(model, batch, how, 12)
+    assert sum(t is not None for t in over) > 5
+    monkeypatch.setattr(DecoderMemory, "spend", lambda *_: None)
+    over.clear()
+    assert found == write(model, batch, how, 12)
+    assert not any(t is not None for t in over)

@@ -71,7 +71,7 @@ class Beam(Search):
         totals[:, 0] = 0  # they are all the same now: only one counts
         for n in range(1, max_new):
             top, index = candidates(scores, totals, model)
-            memory.spent = scores
+            memory.spend(scores)
             ended = index % V == end
             if ended[:, :g].any():
                 complete.add(sources, top.masked_fill(~ended, -math.inf) / n**self.length_penalty, index + n * g * V)

@@ -80,7 +80,7 @@ class Onward(Search):
 
     @abstractmethod
     def chooser(self, marks: Marks, device: torch.device) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """From scores [R, V], which may be written over, to the tokens [R] and log p [R] of them."""
+        """From scores [R, V], which may be written over then and later, to the tokens [R] and log p [R] of them."""
 
     @torch.inference_mode()
     def steps(
@@ -92,7 +92,7 @@ class Onward(Search):
         for n in range(1, max_new + 1):
             with native.computing():
                 tokens, log_p = choose(scores)
-            memory.spent = scores
+            memory.spend(scores)
             yield sources, tokens, log_p
             going = (tokens != model.marks.end).nonzero()[:, 0]
             if n == max_new or len(going) == 0:

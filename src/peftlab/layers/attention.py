@@ -91,6 +91,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = 
     return Look(q, k, v, scores, weights, drop(weights, dropout) @ v)
 
 
+def split(t: Tensor, heads: int) -> Tensor:
+    """[B, T, D] → [B, H, T, d]: head h takes the h-th slice of the width."""
+    return t.view(*t.shape[:-1], heads, -1).transpose(1, 2)
+
+
+def side_by_side(t: Tensor) -> Tensor:
+    """[B, H, T, d] → [B, T, D]: the way back."""
+    return t.transpose(1, 2).flatten(2)
+
+
 class Attention(nn.Module):
     """Multi-head attention: from x to itself, or to `memory` (cross-attention)."""
 
@@ -124,7 +134,8 @@ class Attention(nn.Module):
         k, v = self.keys_values(x if memory is None else memory, route, kept)
         if not self.kv.idle(route):
             k, v, mask = self.kv(k, v, mask, route)
-        q, k, v = self.score(self.split(q)), self.split(k), self.split(v)
+        q, k, v = (split(t, self.heads) for t in (q, k, v))
+        q = self.score(q)
         dropout = self.dropout if self.training else 0.0
         if looks is not None:
             looks.append(attend(q, k, v, self.score.scale, mask, dropout))
@@ -135,7 +146,7 @@ class Attention(nn.Module):
             mixed = attend_dropped(q, k, v, self.score.scale, mask, dropout)
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=self.score.scale)
-        return self.o(mixed.transpose(1, 2).flatten(2), route)
+        return self.o(side_by_side(mixed), route)
 
     def keys_values(self, memory: Tensor, route: Route | None, kept: Growing | Fixed | None) -> tuple[Tensor, Tensor]:
         """[B, Tk, D] each."""
@@ -143,10 +154,6 @@ class Attention(nn.Module):
             return kept.complete
         k, v = self.k(memory, route), self.v(memory, route)
         return (k, v) if kept is None else kept.add(k, v)
-
-    def split(self, t: Tensor) -> Tensor:
-        """[B, T, D] → [B, H, T, d]: head h takes the h-th slice of the width."""
-        return t.view(*t.shape[:-1], self.heads, -1).transpose(1, 2)
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, dropout={self.dropout}"

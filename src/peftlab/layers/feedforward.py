@@ -74,7 +74,7 @@ class FeedForward(nn.Module):
         dropped = self.training and self.dropout.p > 0
         if dropped or not up.site.idle(route) or not down.site.idle(route):
             return False
-        return not torch.is_grad_enabled() or (up.frozen(route) is not None and down.frozen(route) is not None)
+        return not torch.is_grad_enabled() or not (up.learns or down.learns)
 
     def extra_repr(self) -> str:
         return self.name

@@ -54,13 +54,26 @@ class ThroughGelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-        inner, slope = native.linear_gelu(x, up, up_bias, learning=True, frozen=True)
+        y, slope = network(x, up, up_bias, down, down_bias)
         ctx.save_for_backward(slope, up, down)
-        return native.linear(inner, down, down_bias, frozen=True)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        slope, up, down = ctx.saved_tensors
-        gradient = native.linear_input(gradient, down, slope, frozen=True)
-        return native.linear_input(gradient, up, frozen=True), None, None, None, None
+        return network_back(gradient, *ctx.saved_tensors), None, None, None, None
+
+
+def network(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> tuple[Tensor, Tensor | None]:
+    """W₂ · gelu(W₁x + b₁) + b₂, and what must wait for the backward pass."""
+    inner, slope = native.linear_gelu(x, up, up_bias, learning=True, frozen=True)
+    return native.linear(inner, down, down_bias, frozen=True), slope
+
+
+def network_back(gradient: Tensor, slope: Tensor, up: Tensor, down: Tensor, onto: Tensor | None = None) -> Tensor:
+    """x's gradient, added `onto` another where that is given."""
+    inner = native.linear_input(gradient, down, slope, frozen=True)
+    if onto is None:
+        return native.linear_input(inner, up, frozen=True)
+    native.add_linear_input(onto, inner, up, frozen=True)
+    return onto

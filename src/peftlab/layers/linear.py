@@ -67,7 +67,7 @@ class FrozenMap(NamedTuple):
     bias: Tensor | None
     change: LowRank | None
 
-    def forward(self, x: Tensor, again: bool = True) -> tuple[Tensor, Tensor | None]:
+    def product(self, x: Tensor, again: bool = True) -> tuple[Tensor, Tensor | None]:
         """y, and u where there is a change; `again`: there will be more with this W."""
         y = native.linear(x, self.weight, self.bias, frozen=again)
         if self.change is None:
@@ -76,7 +76,7 @@ class FrozenMap(NamedTuple):
         native.add_linear(y, u, self.change.B)
         return y, u
 
-    def backward(
+    def gradients(
         self, gradient: Tensor, x: Tensor | None, u: Tensor | None, to_x: bool = True, onto: Tensor | None = None
     ) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
         """x's gradient, added `onto` another where that is given, and those of A and B where there is a change."""
@@ -99,13 +99,13 @@ class FrozenMap(NamedTuple):
 
 
 class LowRankProduct(torch.autograd.Function):
-    """Such a map with a change, as one step in the place of five; where it learns, there will be more with this W."""
+    """A `FrozenMap` with a change, one step in the place of five; where it learns, there will be more with this W."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float, learns: bool
     ) -> Tensor:
-        y, u = FrozenMap(weight, bias, LowRank(A, B, scale)).forward(x, again=learns)
+        y, u = FrozenMap(weight, bias, LowRank(A, B, scale)).product(x, again=learns)
         ctx.save_for_backward(x, weight, A, B, u)
         ctx.scale = scale
         return y
@@ -114,8 +114,8 @@ class LowRankProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, A, B, u = ctx.saved_tensors
-        whole = FrozenMap(weight, None, LowRank(A, B, ctx.scale))
-        dx, (dA, dB) = whole.backward(gradient, x, u, to_x=ctx.needs_input_grad[0])
+        frozen = FrozenMap(weight, None, LowRank(A, B, ctx.scale))
+        dx, (dA, dB) = frozen.gradients(gradient, x, u, to_x=ctx.needs_input_grad[0])
         return dx, None, None, dA, dB, None, None
 
 
@@ -136,15 +136,21 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
         if self.site.idle(route):
             return product(x, self.weight, self.bias)
-        whole = self.frozen(route) if faster(x, self.weight) else None
-        if whole is not None and whole.change is not None:
-            return LowRankProduct.apply(x, whole.weight, whole.bias, *whole.change, torch.is_grad_enabled())
+        frozen = self.frozen_map(route) if faster(x, self.weight) else None
+        if frozen is not None and frozen.change is not None:
+            return LowRankProduct.apply(x, frozen.weight, frozen.bias, *frozen.change, torch.is_grad_enabled())
         return self.site(x, product(x, self.weight, self.bias), self.weight, self.bias, route)
 
-    def frozen(self, route: Route | None) -> FrozenMap | None:
-        """What it does, where neither weight nor bias learns and our own kernels can compute it."""
+    @property
+    def learns(self) -> bool:
+        """Whether weight or bias do; what is added is not asked."""
+        bias = self.bias
+        return self.weight.requires_grad or (bias is not None and bias.requires_grad)
+
+    def frozen_map(self, route: Route | None) -> FrozenMap | None:
+        """What it does, where it does not learn itself and our own kernels can compute it."""
         weight, bias, site = self.weight, self.bias, self.site
-        if weight.requires_grad or (bias is not None and bias.requires_grad) or not native.takes(weight):
+        if self.learns or not native.takes(weight):
             return None
         if site.idle(route):
             return FrozenMap(weight, bias, None)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from peftlab import native
 from peftlab.layers.dropout import Dropout
-from peftlab.layers.frozen import frozen_sublayer
 from peftlab.layers.joined import fused_join
 from peftlab.layers.norm import LayerNorm
+from peftlab.layers.one_step import in_one_step
 from peftlab.layers.site import Route, SublayerSite, hide_empty_sites
 
 
@@ -45,9 +45,9 @@ class Residual(nn.Module):
     ) -> Tensor:
         """x [B, T, D]; `real` [B, T] is True at real tokens; `inputs` are the sublayer's own."""
 
-        whole = None if among is not None else self.at_once(x, route, inputs)
-        if whole is not None:
-            return whole
+        joined = None if among is not None else self.in_one_step(x, route, inputs)
+        if joined is not None:
+            return joined
 
         def join(y: Tensor) -> Tensor:
             return self.join(x, y, real, route)
@@ -68,7 +68,7 @@ class Residual(nn.Module):
         """Which part of f's values is dropped now."""
         return self.dropout.p if self.training else 0.0
 
-    def at_once(self, x: Tensor, route: Route | None, inputs: dict[str, Any]) -> Tensor | None:
+    def in_one_step(self, x: Tensor, route: Route | None, inputs: dict[str, Any]) -> Tensor | None:
         """All of it as one step of autograd; None where it can't be."""
         return None
 
@@ -90,10 +90,10 @@ class Residual(nn.Module):
 class PostNorm(Residual):
     """norm(x + f(x))."""
 
-    def at_once(self, x: Tensor, route: Route | None, inputs: dict[str, Any]) -> Tensor | None:
+    def in_one_step(self, x: Tensor, route: Route | None, inputs: dict[str, Any]) -> Tensor | None:
         if self.out.idle(route) and self.fuses(x, x, route):
             assert isinstance(self.norm, LayerNorm)
-            return frozen_sublayer(self.sublayer, x, self.norm, self.dropped, route, inputs)
+            return in_one_step(self.sublayer, x, self.norm, self.dropped, route, inputs)
         return None
 
     def fuses(self, x: Tensor, y: Tensor, route: Route | None) -> bool:

@@ -122,6 +122,8 @@ class DecoderMemory(Memory):
         """the largest of them"""
         self.stepper: Stepper | None = None
         """the short way through the blocks, where there is one"""
+        self.spent: Tensor | None = None
+        """scores that may be written over"""
 
     def widen(self, hypotheses: int) -> None:
         if hypotheses > 1:
@@ -143,6 +145,9 @@ class DecoderMemory(Memory):
         self.seen = None if self.seen is None else self.seen[sources]
         self.source = Source(None, None if self.source.mask is None else self.source.mask[sources])
         self.choice = self.choice.keep(sources)
+
+    def spend(self, scores: Tensor) -> None:
+        self.spent = scores
 
     def step(self) -> Tensor | None:
         """A token more for each hypothesis; gives the mask [B, 1, g, t + g]."""

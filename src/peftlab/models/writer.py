@@ -48,9 +48,6 @@ class Choice:
 class Memory(ABC):
     """What a model keeps between two tokens: a row for each hypothesis of each source. Changed in place."""
 
-    spent: Tensor | None = None
-    """scores that nobody will look at any more, so that those of the next token may be written over them"""
-
     @abstractmethod
     def widen(self, hypotheses: int) -> None:
         """Give each source this many rows in the place of its one: [B] → [B·g]."""
@@ -62,6 +59,9 @@ class Memory(ABC):
     @abstractmethod
     def keep(self, sources: Tensor) -> None:
         """Go on with these sources alone: their numbers [B'], ascending, counted among those that are left."""
+
+    def spend(self, scores: Tensor) -> None:  # noqa: B027  most have no use for them
+        """Nobody will look at these scores any more: those of the next token may be written over them."""
 
 
 @dataclass(frozen=True)

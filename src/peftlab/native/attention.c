@@ -44,18 +44,18 @@ static void times(const float *a, long row, long step, const float *b, long M, l
         rows_of(M, a, row, step, b + n * K, K, c + n, ldc, start, (int)least(NR, N - n));
 }
 
-/* The most that a score may be, [ld]: no more than the least number where a key may not be seen, or there is none. Gives
+/* The most that each of `used` scores may be: the least number where a key may not be seen, or there is none. Gives
    whether one may be seen. */
-static int limits(const uint8_t *seen, long Tk, long ld, float *most) {
+static int limits(const uint8_t *seen, long Tk, long used, float *most) {
     uint8_t any = !seen;
     for (long j = 0; j < Tk; j++) most[j] = !seen || seen[j] ? FLT_MAX : -FLT_MAX;
     for (long j = 0; seen && j < Tk; j++) any |= seen[j];
-    for (long j = Tk; j < ld; j++) most[j] = -FLT_MAX;
+    for (long j = Tk; j < used; j++) most[j] = -FLT_MAX;
     return any;
 }
 
-/* The weights that stay, of eight from the key `j` on: all ones where a byte is 1. Beyond a query's keys they are those of
-   the next query, and nothing beyond the last. */
+/* Which of eight weights stay: all ones where a byte of `keep` is 1. Behind a query's keys they are those of the next query,
+   and none behind the last. */
 INLINE ivec staying(const uint8_t *keep, const uint8_t *end) {
     typedef uint64_t words __attribute__((vector_size(16)));
     typedef char bytes __attribute__((vector_size(16)));
@@ -116,7 +116,8 @@ INLINE void mix(int vectors, const float *v, long value, const float *weights, c
 }
 
 /* A query and the keys that it sees, all read where they lie: nothing is packed for the few queries of a step of writing,
-   and a hypothesis of a beam sees few of its text's keys. d is a multiple of LANES; `scores` and `seen` have room for Tk. */
+   and a hypothesis of a beam sees few of its text's keys. d is a multiple of LANES; `scores` and `seen` have room for Tk and
+   a vector. */
 static void ask(const float *q, const float *k, long key, const float *v, long value, float *to, const uint8_t *may,
                 const shape *s, float *scores, int *seen) {
     long count = 0, d = s->d;

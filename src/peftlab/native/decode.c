@@ -69,7 +69,8 @@ static void activate(int which, float *x, long n) {
     }
 }
 
-/* The feed-forward network's first map with its activation; of many rows GELU is taken while they are in the cache. */
+/* The feed-forward network's first map with its activation; of packed weights GELU is taken while a block of the product is
+   in the cache. */
 static void widen(const map *m, int activation, const float *x, float *y, long R) {
     if (activation == GELU && m->packed) {
         linear_gelu(x, m->weight, m->packed, m->bias, y, NULL, R, m->outputs, m->inputs);

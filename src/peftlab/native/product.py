@@ -86,7 +86,7 @@ def linear_weight(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def placed(over: Tensor | None, x: Tensor, N: int) -> Tensor:
-    """Room for [..., N] of x [..., K]: where `over` lies, if that has it."""
+    """Room for [..., N] of x [..., K]: a part of `over`, if that has it."""
     shape, size = (*x.shape[:-1], N), x.numel() // x.shape[-1] * N
     if over is None or not takes(over) or not over.is_contiguous() or over.numel() < size:
         return x.new_empty(shape)

@@ -3,14 +3,15 @@
 A method that trains little beside frozen weights leaves little to learn in a step, but torch would keep a graph of all
 its products and add up the gradients of whatever is used twice. Here the kernels follow each other, what leads back to
 x is added up inside them, and a block is two steps of autograd in the place of ten. `Residual.forward` is the way of
-all others, and computes the same.
+all others, and computes the same; hooks on the layers inside are called there alone.
+
+    python -m pytest tests/layers/test_fused.py
 
 Shapes: B rows, T tokens, D model width, H heads, d = D / H.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,22 +19,29 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from peftlab import native
-from peftlab.layers.attention import Attention, Dot, Scaled
+from peftlab.layers.attention import Attention, Dot, Scaled, side_by_side, split
 from peftlab.layers.dropout import draw_kept, growth, in_65536
 from peftlab.layers.feedforward import FeedForward
+from peftlab.layers.gelu import network, network_back
 from peftlab.layers.joined import join, join_back
 from peftlab.layers.linear import FrozenMap
 from peftlab.layers.norm import LayerNorm
 from peftlab.layers.site import Route
 
 
-def frozen_sublayer(
+def in_one_step(
     sublayer: nn.Module, x: Tensor, norm: LayerNorm, p: float, route: Route | None, inputs: dict[str, Any]
 ) -> Tensor | None:
-    """norm(x + f(x)), of which a part `p` of f's values is dropped; None where it is not to be one step."""
-    way = WAYS.get(type(sublayer))
-    there = way is not None and torch.is_grad_enabled() and native.TALL and native.fits(x, x) and x.ndim == 3
-    return way(sublayer, x, norm, p, route, **inputs) if way is not None and there else None
+    """norm(x + f(x)) of x that the kernels are to compute with, where a part `p` of f's values is dropped; None where
+    it is not to be one step.
+    """
+    if not torch.is_grad_enabled() or not native.TALL or x.ndim != 3:
+        return None
+    if type(sublayer) is Attention:
+        return attended(sublayer, x, norm, p, route, **inputs)
+    if type(sublayer) is FeedForward:
+        return fed_forward(sublayer, x, norm, p, route)
+    return None
 
 
 def attended(
@@ -42,18 +50,18 @@ def attended(
     """Self-attention that nobody looks at, with nothing before its keys."""
     if any(other is not None for other in others.values()) or type(f.score) not in (Dot, Scaled):
         return None
-    maps = [part.frozen(route) for part in (f.q, f.k, f.v, f.o)]
+    maps = [part.frozen_map(route) for part in (f.q, f.k, f.v, f.o)]
     if not f.kv.idle(route) or any(part is None for part in maps):
         return None
-    thin = [t for part in maps if part is not None and part.change is not None for t in part.change[:2]]
-    if not any(t.requires_grad for t in (x, *thin)):
+    thin = [() if part is None or part.change is None else part.change[:2] for part in maps]
+    if not any(t.requires_grad for part in ((x,), *thin[:3]) for t in part):  # nothing leads through the attention
         return None
     cut = in_65536(f.dropout if f.training else 0.0)
-    return Attended.apply(x, maps, f.heads, f.score.scale, mask, cut, norm, in_65536(p), *thin)
+    return Attended.apply(x, maps, f.heads, f.score.scale, mask, cut, norm, in_65536(p), *sum(thin, ()))
 
 
 class Attended(torch.autograd.Function):
-    """norm(x + dropout(o(attention of q(x), k(x), v(x))))."""
+    """norm(x + dropout(o(attention of q(x), k(x), v(x)))); `thin` are the matrices of the maps' changes."""
 
     @staticmethod
     def forward(
@@ -68,16 +76,17 @@ class Attended(torch.autograd.Function):
         norm_cut: int,
         *thin: Tensor,
     ) -> Tensor:
-        (q, uq), (k, uk), (v, uv) = (part.forward(x) for part in maps[:3])
+        (q, uq), (k, uk), (v, uv) = (part.product(x) for part in maps[:3])
         B, T, _ = x.shape
         keep = draw_kept(torch.Size([B, heads, T, T]), cut) if cut else None
         parts = split(q, heads), split(k, heads), split(v, heads)
-        mixed = whole(native.attend(*parts, scale, mask, keep, growth(cut)))
-        y, uo = maps[3].forward(mixed)
+        mixed = side_by_side(native.attend(*parts, scale, mask, keep, growth(cut)))
+        y, uo = maps[3].product(mixed)
         out, waiting = join(x, y, norm, norm_cut)
-        x_again = None if all(part.change is None for part in maps[:3]) else x
+        x_again = None if uq is uk is uv is None else x
         mixed_again = None if uo is None else mixed
-        ctx.save_for_backward(x_again, q, k, v, mask, keep, mixed_again, uq, uk, uv, uo, *waiting, *thin)
+        watched = *thin, *(part.weight for part in maps)  # by torch: none may change before it is used again
+        ctx.save_for_backward(x_again, q, k, v, mask, keep, mixed_again, uq, uk, uv, uo, *waiting, *watched)
         ctx.maps, ctx.heads, ctx.scale, ctx.cuts = maps, heads, scale, (cut, norm_cut)
         return out
 
@@ -88,18 +97,18 @@ class Attended(torch.autograd.Function):
         cut, norm_cut = ctx.cuts
         to_x = ctx.needs_input_grad[0]
         dx, dy = join_back(gradient, waiting[:4], norm_cut)
-        dmixed, of_o = ctx.maps[3].backward(dy, mixed, uo)
+        dmixed, of_o = ctx.maps[3].gradients(dy, mixed, uo)  # dy may be dx, to which is added only after this
         q, k, v, dmixed = (split(t, ctx.heads) for t in (q, k, v, dmixed))
         found = native.attend_back(q, k, v, dmixed, ctx.scale, mask, keep, growth(cut))
         thin: list[Tensor | None] = []
         for part, d, u in zip(ctx.maps, found, (uq, uk, uv), strict=False):
-            thin += part.backward(whole(d), x, u, to_x, onto=dx)[1]
+            thin += part.gradients(side_by_side(d), x, u, to_x, onto=dx)[1]
         return dx if to_x else None, *[None] * 7, *thin, *of_o
 
 
 def fed_forward(f: FeedForward, x: Tensor, norm: LayerNorm, p: float, route: Route | None) -> Tensor | None:
     """The feed-forward network with GELU."""
-    if f.name != "gelu" or not f.plain(route) or not x.requires_grad:
+    if f.name != "gelu" or not x.requires_grad or not f.plain(route):
         return None
     return FedForward.apply(x, f.up.weight, f.up.bias, f.down.weight, f.down.bias, norm, in_65536(p))
 
@@ -109,17 +118,10 @@ class FedForward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        up: Tensor,
-        up_bias: Tensor,
-        down: Tensor,
-        down_bias: Tensor,
-        norm: LayerNorm,
-        cut: int,
+        ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, norm: LayerNorm, cut: int
     ) -> Tensor:
-        inner, slope = native.linear_gelu(x, up, up_bias, learning=True, frozen=True)
-        out, waiting = join(x, native.linear(inner, down, down_bias, frozen=True), norm, cut)
+        y, slope = network(x, up, up_bias, down, down_bias)
+        out, waiting = join(x, y, norm, cut)
         ctx.save_for_backward(slope, up, down, *waiting)
         ctx.cut = cut
         return out
@@ -129,19 +131,4 @@ class FedForward(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         slope, up, down, *waiting = ctx.saved_tensors
         dx, dy = join_back(gradient, waiting, ctx.cut)
-        inner = native.linear_input(dy, down, slope, frozen=True)
-        native.add_linear_input(dx, inner, up, frozen=True)
-        return dx, *[None] * 6
-
-
-WAYS: dict[type, Callable[..., Tensor | None]] = {Attention: attended, FeedForward: fed_forward}
-
-
-def split(t: Tensor, heads: int) -> Tensor:
-    """[B, T, D] → [B, H, T, d]."""
-    return t.view(*t.shape[:-1], heads, -1).transpose(1, 2)
-
-
-def whole(t: Tensor) -> Tensor:
-    """[B, H, T, d] → [B, T, D]."""
-    return t.transpose(1, 2).flatten(2)
+        return network_back(dy, slope, up, down, onto=dx), *[None] * 6
