@@ -231,6 +231,15 @@ def test_a_frozen_feed_forward_network_and_its_norm_are_one_step(dropout):
             assert torch.equal(residual(x), y)
 
 
+@pytest.mark.parametrize("width", [16, 40])
+@pytest.mark.parametrize("learning", [True, False])
+@pytest.mark.parametrize("make", [lambda: Attention(32, 4), lambda: FeedForward(32, 50)])
+def test_an_input_of_another_width_is_told(make, learning, width):
+    residual = PostNorm(32, make(), LayerNorm(32)).requires_grad_(False)
+    with native.computing(), torch.set_grad_enabled(learning), pytest.raises(RuntimeError, match="shape"):
+        residual(torch.randn(4, 17, width).requires_grad_(learning))
+
+
 def test_a_model_that_is_called_computes_with_torch():
     layer, x = Linear(64, 300), torch.randn(10, 64)
     assert torch.equal(layer(x), nn.functional.linear(x, layer.weight, layer.bias))

@@ -17,7 +17,7 @@ from peftlab import native
 from peftlab.errors import unknown
 from peftlab.layers.dropout import Dropout
 from peftlab.layers.gelu import gelu, gelu_, through_gelu
-from peftlab.layers.linear import Linear
+from peftlab.layers.linear import Linear, faster
 from peftlab.layers.site import Route
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -61,7 +61,7 @@ class FeedForward(nn.Module):
         self.down = Linear(inner, dim)
 
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
-        if self.name == "gelu" and native.TALL and native.fits(x, x) and x.ndim > 1 and self.plain(route):
+        if self.name == "gelu" and native.TALL and faster(x, self.up.weight) and self.plain(route):
             return through_gelu(x, self.up, self.down)
         inner = self.up(x, route)
         # the widest values of a block: a second place for them costs more than to compute them

@@ -35,7 +35,8 @@ def in_one_step(
     """norm(x + f(x)) of x that the kernels are to compute with, where a part `p` of f's values is dropped; None where
     it is not to be one step.
     """
-    if not torch.is_grad_enabled() or not native.TALL or x.ndim != 3:
+    fits = native.TALL and x.ndim == 3 and x.shape[-1:] == norm.weight.shape  # of another width torch tells
+    if not fits or not torch.is_grad_enabled():
         return None
     if type(sublayer) is Attention:
         return attended(sublayer, x, norm, p, route, **inputs)
