@@ -191,12 +191,13 @@ def test_table_has_every_row_and_says_whether_goals_are_met():
 
 
 def test_flops_of_training_by_hand():
-    D, inner, T = 8, 16, 5
-    config = EncoderConfig(vocab=50, dim=D, layers=3, heads=2, inner=inner, max_length=32)
+    D, inner, T, H = 8, 16, 5, 2
+    config = EncoderConfig(vocab=50, dim=D, layers=3, heads=H, inner=inner, max_length=32)
 
     def block(T: int, n: int) -> int:
-        """q, o and the feed-forward network of n tokens, k and v of T, scores and their sum."""
-        return 2 * (2 * n * D * D + 2 * T * D * D + 2 * n * D * inner + 2 * n * T * D)
+        """q, k, v, o and the feed-forward network of n tokens, scores and their sum; of one token by whole tokens."""
+        width = D if n == T else H * D
+        return 2 * (4 * n * D * D + 2 * n * D * inner + 2 * n * T * width)
 
     whole, top = 2 * block(T, T) + block(T, 1), block(T, T) + block(T, 1)
     assert predicting(config, [T, T]) == 2 * whole

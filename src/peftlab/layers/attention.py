@@ -26,6 +26,8 @@ from peftlab.layers.dropout import in_65536
 from peftlab.layers.dropped import attend_dropped
 from peftlab.layers.fused import attend_fused
 from peftlab.layers.linear import Linear
+from peftlab.layers.masks import weigh
+from peftlab.layers.one_query import attend_one
 from peftlab.layers.site import KVSite, Route, hide_empty_sites
 
 
@@ -81,13 +83,7 @@ class Look(NamedTuple):
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, dropout: float = 0.0) -> Look:
     """softmax(QKᵀ · scale) V, step by step. A query that may see nothing yields zeros, not NaN."""
-    scores = q @ k.transpose(-2, -1) * scale
-    if mask is not None:
-        # not −∞, which would make a row of nothing NaN, in the gradient too
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1)
-    if mask is not None:
-        weights = weights.masked_fill(~mask, 0.0)
+    scores, weights = weigh(q @ k.transpose(-2, -1) * scale, mask)
     return Look(q, k, v, scores, weights, drop(weights, dropout) @ v)
 
 
@@ -131,6 +127,8 @@ class Attention(nn.Module):
         earlier calls are seen too; those of a prefix are never among them.
         """
         q = self.q(x, route)
+        if looks is None and kept is None and (found := self.one_query(q, memory, mask, route)) is not None:
+            return self.o(found, route)
         k, v = self.keys_values(x if memory is None else memory, route, kept)
         if not self.kv.idle(route):
             k, v, mask = self.kv(k, v, mask, route)
@@ -147,6 +145,17 @@ class Attention(nn.Module):
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=self.score.scale)
         return self.o(side_by_side(mixed), route)
+
+    def one_query(self, q: Tensor, memory: Tensor | None, mask: Tensor | None, route: Route | None) -> Tensor | None:
+        """[B, 1, D] of a query that is the only one of its row; None where keys and values must be made."""
+        if memory is None or q.shape[1] != 1 or memory.shape[1] == 1 or not self.kv.idle(route):
+            return None
+        k, v = self.k.map(route), self.v.map(route)
+        if k is None or v is None:
+            return None
+        dropout = self.dropout if self.training else 0.0
+        q = self.score(split(q, self.heads))
+        return side_by_side(attend_one(q, memory, k, v, self.score.scale, mask, dropout))
 
     def keys_values(self, memory: Tensor, route: Route | None, kept: Growing | Fixed | None) -> tuple[Tensor, Tensor]:
         """[B, Tk, D] each."""

@@ -53,19 +53,21 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
-        dx = native.linear_input(gradient, weight, frozen=not to_weight) if to_x else None
+        dx = input_gradient(gradient, weight, frozen=not to_weight) if to_x else None
         dw = weight_gradient(gradient, x) if to_weight else None
         return dx, dw, gradient.flatten(0, -2).sum(0) if to_bias else None
 
 
-class FrozenMap(NamedTuple):
-    """xWᵀ + b with frozen W and b, and at most a change of low rank: + u Bᵀ with u = s · xAᵀ. By our own kernels, and
-    neither the change nor its part of x's gradient has a place of its own.
-    """
+class Map(NamedTuple):
+    """xWᵀ + b, and at most a change of low rank: + u Bᵀ with u = s · xAᵀ."""
 
     weight: Tensor
     bias: Tensor | None
     change: LowRank | None
+
+
+class FrozenMap(Map):
+    """With frozen W and b, by our own kernels: neither the change nor its part of x's gradient has its own place."""
 
     def product(self, x: Tensor, again: bool = True) -> tuple[Tensor, Tensor | None]:
         """y, and u where there is a change; `again`: there will be more with this W."""
@@ -90,12 +92,11 @@ class FrozenMap(NamedTuple):
         assert x is not None
         assert u is not None
         A, B, scale = self.change
-        # thin matrices lie along their width, where the kernels are three times as fast as across it
-        du = native.linear(gradient, B.t()).mul_(scale)
+        du = input_gradient(gradient, B).mul_(scale)
         if to_x and dx is not None:
             native.add_linear_input(dx, du, A)
         dA = weight_gradient(du, x) if A.requires_grad else None
-        return dx, (dA, weight_gradient(u, gradient).t() if B.requires_grad else None)
+        return dx, (dA, weight_gradient(gradient, u) if B.requires_grad else None)
 
 
 class LowRankProduct(torch.autograd.Function):
@@ -119,11 +120,19 @@ class LowRankProduct(torch.autograd.Function):
         return dx, None, None, dA, dB, None, None
 
 
+def input_gradient(gradient: Tensor, weight: Tensor, frozen: bool = False) -> Tensor:
+    """[..., N], [N, K] → [..., K]; a thin matrix lies along its width, where the kernels are three times as fast."""
+    if weight.shape[1] <= THIN and not frozen:
+        return native.linear(gradient, weight.t())
+    return native.linear_input(gradient, weight, frozen=frozen)
+
+
 def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
     """[..., N], [..., K] → [N, K]."""
-    if min(gradient.shape[-1], x.shape[-1]) <= THIN:
-        return native.linear_weight(gradient, x)
-    return gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+    N, K = gradient.shape[-1], x.shape[-1]
+    if min(N, K) > THIN:
+        return gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+    return native.linear_weight(gradient, x) if N <= K else native.linear_weight(x, gradient).t()
 
 
 class Linear(nn.Linear):
@@ -147,16 +156,19 @@ class Linear(nn.Linear):
         bias = self.bias
         return self.weight.requires_grad or (bias is not None and bias.requires_grad)
 
+    def map(self, route: Route | None) -> Map | None:
+        """What it does, where that is the same for every row, and no more is added than a change of low rank."""
+        if self.site.idle(route):
+            return Map(self.weight, self.bias, None)
+        change = self.site.low_rank(route)
+        return None if change is None else Map(self.weight, self.bias, change)
+
     def frozen_map(self, route: Route | None) -> FrozenMap | None:
-        """What it does, where it does not learn itself and our own kernels can compute it."""
-        weight, bias, site = self.weight, self.bias, self.site
-        if self.learns or not native.takes(weight):
+        """The same, where it does not learn itself and our own kernels can compute it."""
+        if self.learns or not native.takes(self.weight) or (found := self.map(route)) is None:
             return None
-        if site.idle(route):
-            return FrozenMap(weight, bias, None)
-        change = site.low_rank(route)
-        there = change is not None and native.takes(change.A) and native.takes(change.B)
-        return FrozenMap(weight, bias, change) if there else None
+        fits = found.change is None or (native.takes(found.change.A) and native.takes(found.change.B))
+        return FrozenMap(*found) if fits else None
 
     def reset_parameters(self) -> None:
         """Torch's own, but not on the meta device: nothing is to be filled there, and torch would load its compiler."""

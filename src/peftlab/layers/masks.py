@@ -22,3 +22,14 @@ def look_ahead(T: int, past: int = 0, device: torch.device | None = None) -> Ten
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
     return torch.ones(T, past + T, dtype=torch.bool, device=device).tril(past)[None, None]
+
+
+def weigh(scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """[..., Tk] → the scores, the smallest number there is where the mask forbids, and their softmax. A query that may
+    see nothing yields zeros, not NaN.
+    """
+    if mask is None:
+        return scores, scores.softmax(-1)
+    # not −∞, which would make a row of nothing NaN, in the gradient too
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores, scores.softmax(-1).masked_fill(~mask, 0.0)

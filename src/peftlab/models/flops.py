@@ -16,10 +16,13 @@ TRAINED = 3
 
 
 def block_flops(config: EncoderConfig, T: int, n: int) -> float:
-    """Of one block that follows n of T tokens: keys and values of all, the rest of n."""
+    """Of one block that follows n of T tokens: keys and values of all, the rest of n; where n is one of several, it
+    needs neither (`layers/one_query.py`).
+    """
     D = config.dim
-    projections = 2 * D * D * (2 * T + 2 * n)
-    return projections + 2 * (2 * n * T * D) + 2 * (2 * n * D * config.inner)
+    made, looked = (1, config.heads * D) if n == 1 < T else (T, D)
+    projections = 2 * D * D * (2 * made + 2 * n)
+    return projections + 2 * (2 * n * T * looked) + 2 * (2 * n * D * config.inner)
 
 
 def encoder_flops(config: EncoderConfig, T: int, k: int | None = None) -> float:

@@ -1,0 +1,65 @@
+"""Attention of one query a row without keys and values: equal to the equation with both."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import peftlab
+from peftlab.data.batch import Batch
+from peftlab.layers.addition import LowRank
+from peftlab.layers.attention import attend, split
+from peftlab.layers.linear import Map
+from peftlab.layers.one_query import attend_one
+from peftlab.models.flops import encoder_flops
+
+B, T, D, H, r = 3, 5, 12, 4, 2
+MASKS = {"none": None, "some": torch.tensor([[1, 1, 1, 0, 0], [0, 1, 1, 1, 1], [0, 0, 0, 0, 0]]).bool()}
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def a_map(bias: bool, change: bool) -> Map:
+    return Map(random(D, D), random(D) if bias else None, LowRank(random(r, D), random(D, r), 0.7) if change else None)
+
+
+def made(m: Map, x: torch.Tensor) -> torch.Tensor:
+    """Keys or values as they are made elsewhere, [B, H, T, d]."""
+    weight = m.weight if m.change is None else m.weight + m.change.scale * (m.change.B @ m.change.A)
+    return split(torch.nn.functional.linear(x, weight, m.bias), H)
+
+
+def tensors(*maps: Map) -> list[torch.Tensor]:
+    return [t for m in maps for t in (m.weight, m.bias, *(m.change[:2] if m.change else ())) if t is not None]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("change", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_values_and_gradients_are_those_with_keys_and_values(bias, change, mask, dropout):
+    torch.manual_seed(0)
+    q, memory, k, v = random(B, H, 1, D // H), random(B, T, D), a_map(bias, change), a_map(bias, change)
+    allowed, learned = MASKS[mask], [q, memory, *tensors(k, v)]
+    seen = None if allowed is None else allowed[:, None, None]
+    out = random(B, H, 1, D // H).detach()
+    torch.manual_seed(1)
+    one = attend_one(q, memory, k, v, 0.5, seen, dropout)
+    torch.manual_seed(1)
+    whole = attend(q, made(k, memory), made(v, memory), 0.5, seen, dropout).mixed
+    torch.testing.assert_close(one, whole, rtol=0, atol=1e-12)
+    ours, theirs = (torch.autograd.grad((found * out).sum(), learned) for found in (one, whole))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+def test_a_head_of_the_first_token_needs_no_keys_of_the_last_block():
+    config = peftlab.EncoderConfig(vocab=50, dim=24, layers=3, heads=4, inner=48, max_length=32, pooler=True)
+    model = peftlab.Encoder(config).eval()
+    peftlab.attach(model, "mine", peftlab.Head(), head=peftlab.Classifier(labels=2))
+    ids = torch.randint(50, (2, 9))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(Batch(ids, torch.ones_like(ids)), logits_only=True)
+    pooler, head = 2 * 24 * 24, 2 * 24 * 2
+    assert counter.get_total_flops() == 2 * (encoder_flops(config, 9, 1) + pooler + head)
