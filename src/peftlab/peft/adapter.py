@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from peftlab.layers.addition import Addition, stack
 from peftlab.layers.feedforward import ACTIVATIONS, activation_named
+from peftlab.layers.linear import product
 from peftlab.layers.residual import Residual
 from peftlab.models.model import Place
 from peftlab.peft.changes import NormChange
@@ -104,8 +105,9 @@ class Bottleneck(Addition):
         raise NotImplementedError
 
     def forward(self, y: Tensor, x: Tensor, join: Join) -> Tensor:
-        h = self.read(y, x, join)
-        return y + self.scale * self.up(ACTIVATIONS[self.activation](self.down(h)))
+        h = product(self.read(y, x, join), self.down.weight, self.down.bias)
+        change = product(ACTIVATIONS[self.activation](h), self.up.weight, self.up.bias)
+        return torch.add(y, change, alpha=self.scale)
 
     @property
     def group(self) -> Any:
