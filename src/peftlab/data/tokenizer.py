@@ -178,13 +178,23 @@ class Tokenizer:
         """
         if pad_side not in ("right", "left"):
             raise unknown("pad_side", str(pad_side), ["right", "left"])
+        ids, segments = self.rows([texts] if isinstance(texts, str) else texts, max_length, truncate)
+        lengths = torch.tensor([[len(row)] for row in ids])  # B 1
+        T = int(lengths.max())
+        mask = torch.arange(T) < lengths if pad_side == "right" else torch.arange(T) >= T - lengths  # B T
+        fill = next(i for i in (self.pad, self.eos, 0) if i is not None)
+        return Batch(_pad(ids, mask, fill), mask, _pad(segments, mask, 0) if any(map(any, segments)) else None)
+
+    def rows(
+        self, texts: Sequence[str | tuple[str, str]], max_length: int | None = None, truncate: bool = False
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """The same row by row, without padding: ids, and segments, of which there are none where no model has them."""
         if truncate and max_length is None:
             raise UserError("truncate=True needs max_length, the number of tokens to cut to")
-        rows = [texts] if isinstance(texts, str) else texts
         # a tuple could be two texts or one pair, so it is neither
-        if isinstance(rows, tuple) or not isinstance(rows, Sequence) or not rows:
+        if isinstance(texts, tuple) or not isinstance(texts, Sequence) or not texts:
             raise UserError("texts must be a list of at least one text or (text, text) pair")
-        encodings = self._encode(rows)
+        encodings = self._encode(texts)
         ids, segments = [e.ids for e in encodings], [e.type_ids for e in encodings] if self._segments else []
         for i, row in enumerate(ids):
             if not row:
@@ -196,11 +206,7 @@ class Tokenizer:
                 kept = _longest_first(encodings[i].sequence_ids, max_length, problem)
                 for table in (ids, segments) if segments else (ids,):
                     table[i] = [table[i][k] for k in kept]
-        lengths = torch.tensor([[len(row)] for row in ids])  # B 1
-        T = int(lengths.max())
-        mask = torch.arange(T) < lengths if pad_side == "right" else torch.arange(T) >= T - lengths  # B T
-        fill = next(i for i in (self.pad, self.eos, 0) if i is not None)
-        return Batch(_pad(ids, mask, fill), mask, _pad(segments, mask, 0) if any(map(any, segments)) else None)
+        return ids, segments
 
     def decode(self, ids: Sequence[int] | Tensor, skip_special: bool = True) -> str:
         """The text of one row of ids; an id no token has, such as a label's -100, is left out."""

@@ -56,7 +56,7 @@ class Encoded:
         def padded(ragged: list[list[int]], fill: int) -> Tensor:
             return torch.tensor([ragged[row] + [fill] * (longest - len(ragged[row])) for row in rows])
 
-        mask = torch.tensor([[t < len(self.ids[row]) for t in range(longest)] for row in rows])
+        mask = torch.arange(longest) < torch.tensor([[len(self.ids[row])] for row in rows])
         segments = None if self.segments is None else padded(self.segments, 0)
         return Batch(padded(self.ids, self.pad), mask, segments), torch.tensor([self.labels[row] for row in rows])
 
@@ -66,11 +66,11 @@ def encode(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Encoded
     ids: list[list[int]] = []
     segments: list[list[int]] = []
     for start in range(0, len(examples), 1000):
-        batch = tokenizer.encode(examples.texts[start : start + 1000], max_length=max_length, truncate=True)
-        ids += [row[real].tolist() for row, real in zip(batch.ids, batch.mask, strict=True)]
-        if batch.segments is not None:
-            segments += [row[real].tolist() for row, real in zip(batch.segments, batch.mask, strict=True)]
-    return Encoded(ids, segments or None, list(examples.labels), examples.rows, tokenizer.pad or 0)
+        rows, parts = tokenizer.rows(examples.texts[start : start + 1000], max_length, truncate=True)
+        ids += rows
+        segments += parts
+    told = segments if any(map(any, segments)) else None
+    return Encoded(ids, told, list(examples.labels), examples.rows, tokenizer.pad or 0)
 
 
 @dataclass(frozen=True)

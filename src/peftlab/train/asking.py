@@ -26,8 +26,8 @@ from peftlab.train.stop import Stop
 
 TOKENS = 4096
 """of all batches that are asked at once"""
-WORTH = 512
-"""tokens that are worth a thread"""
+WORTH, CACHED = 512, 1024
+"""tokens that are worth a thread, and those of which a processor's cache holds what is computed"""
 
 Answer = TypeVar("Answer")
 Question = Callable[[Model, Any, Tensor], Sequence[Answer]]
@@ -47,7 +47,8 @@ def ask(model: Model, data: Rows, question: Question[Answer], precision: str, st
     try:
         with threads_of(device) as (pool, count):
             asked: deque[tuple[list[int], Future[Sequence[Answer]]]] = deque()
-            for rows in sorted_batches(data.lengths(), TOKENS // count):
+            tokens = min(TOKENS // count, CACHED) if device.type == "cpu" else TOKENS
+            for rows in sorted_batches(data.lengths(), tokens):
                 if stop is not None:
                     stop.check()
                 asked.append((rows, pool.submit(answer, *data.batch(rows))))

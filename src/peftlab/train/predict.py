@@ -32,7 +32,7 @@ from peftlab.train.annotate import Annotator, Given, TreeParser, WordTagger, tex
 from peftlab.train.artefact import ADAPTER, open_run
 from peftlab.train.asking import ask
 from peftlab.train.config import Config
-from peftlab.train.memory import keep_freed
+from peftlab.train.memory import keep_freed, settled
 from peftlab.train.order import sorted_batches
 from peftlab.train.translating import search, translate
 from peftlab.train.writing import room
@@ -70,7 +70,8 @@ class Labeller:
 
     def answer(self, lines: list[Line], before: int) -> Iterator[Answer]:
         """An answer for each line; `before` them so many were read."""
-        logits = torch.stack(ask(self.base.model, self.read(lines), Classify().judge, "fp32"))
+        with settled():
+            logits = torch.stack(ask(self.base.model, self.read(lines), Classify().judge, "fp32"))
         found = zip(lines, logits.argmax(1).tolist(), logits.softmax(1).tolist(), logits.tolist(), strict=True)
         for text, best, probabilities, scores in found:
             named = dict(zip(self.names, probabilities, strict=True))
