@@ -12,6 +12,7 @@ Names are imported when they are first used: importing torch takes longer than m
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from peftlab.importing import unswept
 from peftlab.processor import do_without_hidden_tiles
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ do_without_hidden_tiles()
 def __getattr__(name: str) -> Any:
     if name not in WHERE:
         raise AttributeError(f"module 'peftlab' has no attribute {name!r}")
-    return getattr(importlib.import_module(WHERE[name]), name)
+    with unswept():
+        module = importlib.import_module(WHERE[name])
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:
