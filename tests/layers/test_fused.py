@@ -11,6 +11,7 @@ from peftlab.layers.feedforward import FeedForward
 from peftlab.layers.linear import Linear
 from peftlab.layers.norm import LayerNorm
 from peftlab.layers.residual import PostNorm
+from peftlab.peft.changes import BiasChange, NormChange
 
 pytestmark = pytest.mark.skipif(native.LIBRARY is None, reason="the kernels were not built, or this is not AVX2")
 
@@ -229,6 +230,34 @@ def test_a_frozen_feed_forward_network_and_its_norm_are_one_step(dropout):
         assert type(y.grad_fn).__name__ == "FedForwardBackward"
         with torch.no_grad():
             assert torch.equal(residual(x), y)
+
+
+def shifted(residual: PostNorm, *skipped: str) -> PostNorm:
+    """All frozen, with a change of every bias, that of the norm too."""
+    residual.requires_grad_(False)
+    for name, part in list(residual.named_modules()):
+        if isinstance(part, Linear | LayerNorm) and name not in skipped:
+            change = BiasChange(part.bias) if isinstance(part, Linear) else NormChange(part.weight, scale=False)
+            torch.nn.init.normal_(change.shift)
+            part.site.put("one", change)
+            part.site.active = ("one",)
+    return residual
+
+
+@pytest.mark.parametrize("skipped", [(), ("norm",), ("sublayer.up", "sublayer.q"), ("sublayer.down", "sublayer.o")])
+@pytest.mark.parametrize("make", [lambda: Attention(32, 4, dropout=0.3), lambda: FeedForward(32, 50)])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_biases_that_learn_are_no_more_steps(make, skipped, dropout):
+    residual = shifted(PostNorm(32, make(), LayerNorm(32), dropout), *skipped)
+    x = torch.randn(5, 40, 32)
+    same(residual.train(), x)
+    same(residual.eval(), x)
+    with native.computing():
+        for entering in (x.requires_grad_(), x.detach()):  # the second as in the lowest block
+            y = residual(entering)
+            y.sum().backward()
+        first = "AttendedBackward" if isinstance(residual.sublayer, Attention) else "FedForwardBackward"
+        assert type(residual(x).grad_fn).__name__ == first
 
 
 @pytest.mark.parametrize("width", [16, 40])

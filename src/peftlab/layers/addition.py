@@ -108,6 +108,10 @@ class Addition(nn.Module):
         """
         return None
 
+    def bias_shift(self) -> Tensor | None:
+        """[out] of a change of a bias that is nothing else: a linear map adds it there, and does not call it."""
+        return None
+
     def combine(self, parts: Sequence[Any], weights: Sequence[float]) -> None:
         """Become the weighted sum of others of its kind."""
         raise NotImplementedError(type(self).__name__)

@@ -71,10 +71,14 @@ class FeedForward(nn.Module):
     def plain(self, route: Route | None) -> bool:
         """Whether it is its two matrices as they are: nothing is added, dropped or learned."""
         up, down = self.up, self.down
-        dropped = self.training and self.dropout.p > 0
-        if dropped or not up.site.idle(route) or not down.site.idle(route):
+        if self.drops or not up.site.idle(route) or not down.site.idle(route):
             return False
         return not torch.is_grad_enabled() or not (up.learns or down.learns)
+
+    @property
+    def drops(self) -> bool:
+        """Whether values inside are dropped now."""
+        return self.training and self.dropout.p > 0
 
     def extra_repr(self) -> str:
         return self.name

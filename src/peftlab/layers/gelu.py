@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from peftlab import native
-from peftlab.layers.linear import Linear
+from peftlab.layers.linear import Linear, product
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def through_gelu(x: Tensor, up: Linear, down: Linear) -> Tensor:
     """W₂ · gelu(W₁x + b₁) + b₂ with frozen matrices and no additions."""
     if torch.is_grad_enabled() and x.requires_grad:
         return ThroughGelu.apply(x, up.weight, up.bias, down.weight, down.bias)
-    return native.linear(native.linear_gelu(x, up.weight, up.bias)[0], down.weight, down.bias)
+    return product(native.linear_gelu(x, up.weight, up.bias, frozen=not up.learns)[0], down.weight, down.bias)
 
 
 class ThroughGelu(torch.autograd.Function):
@@ -61,19 +61,12 @@ class ThroughGelu(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return network_back(gradient, *ctx.saved_tensors), None, None, None, None
+        slope, up, down = ctx.saved_tensors
+        inner = native.linear_input(gradient, down, slope, frozen=True)
+        return native.linear_input(inner, up, frozen=True), None, None, None, None
 
 
 def network(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> tuple[Tensor, Tensor | None]:
     """W₂ · gelu(W₁x + b₁) + b₂, and what must wait for the backward pass."""
     inner, slope = native.linear_gelu(x, up, up_bias, learning=True, frozen=True)
     return native.linear(inner, down, down_bias, frozen=True), slope
-
-
-def network_back(gradient: Tensor, slope: Tensor, up: Tensor, down: Tensor, onto: Tensor | None = None) -> Tensor:
-    """x's gradient, added `onto` another where that is given."""
-    inner = native.linear_input(gradient, down, slope, frozen=True)
-    if onto is None:
-        return native.linear_input(inner, up, frozen=True)
-    native.add_linear_input(onto, inner, up, frozen=True)
-    return onto

@@ -1,4 +1,4 @@
-"""norm(x + dropout(y)) by one kernel of our own (native/norm.c), for a norm whose scale and shift are frozen.
+"""norm(x + dropout(y)) by one kernel of our own (native/norm.c), for a norm whose scale is frozen.
 
 Shapes: [..., D] each.
 """
@@ -14,22 +14,23 @@ from torch.autograd.function import once_differentiable
 
 from peftlab import native
 from peftlab.layers.dropout import draw_kept, growth, in_65536
-from peftlab.layers.norm import LayerNorm
+from peftlab.layers.linear import bias_gradient
+from peftlab.layers.norm import Affine
 
 
-def fused_join(x: Tensor, y: Tensor, norm: LayerNorm, p: float) -> Tensor:
+def fused_join(x: Tensor, y: Tensor, norm: Affine, p: float) -> Tensor:
     """norm(x + y), of which a part `p` of y's values is dropped."""
     cut = in_65536(p)
     if cut or torch.is_grad_enabled():
-        return Join.apply(x, y, norm, cut)
-    return native.join(x, y, None, 1.0, norm.weight, norm.bias, norm.eps)[0]
+        return Join.apply(x, y, norm.shift, norm, cut)
+    return native.join(x, y, None, 1.0, *norm)[0]
 
 
 class Join(torch.autograd.Function):
     """The kernel and that of its gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, norm: LayerNorm, cut: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, shift: Tensor, norm: Affine, cut: int) -> Tensor:
         out, waiting = join(x, y, norm, cut)
         ctx.save_for_backward(*waiting)
         ctx.cut = cut
@@ -38,14 +39,15 @@ class Join(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return *join_back(gradient, ctx.saved_tensors, ctx.cut), None, None
+        dshift = bias_gradient(gradient) if ctx.needs_input_grad[2] else None
+        return *join_back(gradient, ctx.saved_tensors, ctx.cut), dshift, None, None
 
 
-def join(x: Tensor, y: Tensor, norm: LayerNorm, cut: int) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+def join(x: Tensor, y: Tensor, norm: Affine, cut: int) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """norm(x + dropout(y)), and what must wait for the backward pass."""
     keep = draw_kept(y.shape, cut) if cut else None
-    out, total, stats = native.join(x, y, keep, growth(cut), norm.weight, norm.bias, norm.eps, learning=True)
-    return out, (total, stats, norm.weight, keep)
+    out, total, stats = native.join(x, y, keep, growth(cut), *norm, learning=True)
+    return out, (total, stats, norm.scale, keep)
 
 
 def join_back(gradient: Tensor, waiting: Sequence[Tensor], cut: int) -> tuple[Tensor, Tensor]:

@@ -23,14 +23,16 @@ THIN = 64
 def product(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, again: bool = False, over: Tensor | None = None
 ) -> Tensor:
-    """xWᵀ + b, by our own kernels where they are faster than torch; `again`: there will be more with this weight, of
-    rows so few that the kernels had better keep it as they want it; `over`: a tensor that may be written over.
+    """xWᵀ + b, by our own kernels where they are faster than torch; `again`: there will be more with this weight, which
+    the kernels therefore keep as they want it, as they do with one that is frozen; `over`: a tensor that may be written
+    over.
     """
     if not faster(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return Product.apply(x, weight, bias)
-    return native.linear(x, weight, bias, again and x.numel() > native.UNPACKED * x.shape[-1], over)
+    kept = (again or not weight.requires_grad) and x.numel() > native.UNPACKED * x.shape[-1]
+    return native.linear(x, weight, bias, kept, over)
 
 
 def faster(x: Tensor, weight: Tensor) -> bool:
@@ -55,7 +57,7 @@ class Product(torch.autograd.Function):
         to_x, to_weight, to_bias = ctx.needs_input_grad
         dx = input_gradient(gradient, weight, frozen=not to_weight) if to_x else None
         dw = weight_gradient(gradient, x) if to_weight else None
-        return dx, dw, gradient.flatten(0, -2).sum(0) if to_bias else None
+        return dx, dw, bias_gradient(gradient) if to_bias else None
 
 
 class Map(NamedTuple):
@@ -67,7 +69,14 @@ class Map(NamedTuple):
 
 
 class FrozenMap(Map):
-    """With frozen W and b, by our own kernels: neither the change nor its part of x's gradient has its own place."""
+    """With frozen W, by our own kernels: neither the change nor its part of x's gradient has its own place."""
+
+    @property
+    def learned(self) -> tuple[Tensor, ...]:
+        """What learns: A and B, or b."""
+        if self.change is not None:
+            return self.change[:2]
+        return () if self.bias is None or not self.bias.requires_grad else (self.bias,)
 
     def product(self, x: Tensor, again: bool = True) -> tuple[Tensor, Tensor | None]:
         """y, and u where there is a change; `again`: there will be more with this W."""
@@ -81,14 +90,14 @@ class FrozenMap(Map):
     def gradients(
         self, gradient: Tensor, x: Tensor | None, u: Tensor | None, to_x: bool = True, onto: Tensor | None = None
     ) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
-        """x's gradient, added `onto` another where that is given, and those of A and B where there is a change."""
+        """x's gradient, added `onto` another where that is given, and those of what is `learned`."""
         dx = onto
         if to_x and onto is not None:
             native.add_linear_input(onto, gradient, self.weight, frozen=True)
         elif to_x:
             dx = native.linear_input(gradient, self.weight, frozen=True)
         if self.change is None:
-            return dx, ()
+            return dx, tuple(bias_gradient(gradient) for _ in self.learned)
         assert x is not None
         assert u is not None
         A, B, scale = self.change
@@ -135,6 +144,11 @@ def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
     return native.linear_weight(gradient, x) if N <= K else native.linear_weight(x, gradient).t()
 
 
+def bias_gradient(gradient: Tensor) -> Tensor:
+    """[..., N] → [N]."""
+    return gradient.flatten(0, -2).sum(0)
+
+
 class Linear(nn.Linear):
     """x [..., in] → y [..., out]."""
 
@@ -143,8 +157,9 @@ class Linear(nn.Linear):
         self.site = LinearSite()
 
     def forward(self, x: Tensor, route: Route | None = None) -> Tensor:
-        if self.site.idle(route):
-            return product(x, self.weight, self.bias)
+        found = self.map(route)
+        if found is not None and found.change is None:
+            return product(x, found.weight, found.bias)
         frozen = self.frozen_map(route) if faster(x, self.weight) else None
         if frozen is not None and frozen.change is not None:
             return LowRankProduct.apply(x, frozen.weight, frozen.bias, *frozen.change, torch.is_grad_enabled())
@@ -157,18 +172,22 @@ class Linear(nn.Linear):
         return self.weight.requires_grad or (bias is not None and bias.requires_grad)
 
     def map(self, route: Route | None) -> Map | None:
-        """What it does, where that is the same for every row, and no more is added than a change of low rank."""
+        """What it does, where that is the same for every row, and no more is added than a thin change or one of b."""
         if self.site.idle(route):
             return Map(self.weight, self.bias, None)
-        change = self.site.low_rank(route)
+        if (added := self.site.alone(route)) is None:
+            return None
+        if (shift := added.bias_shift()) is not None:
+            return Map(self.weight, shift if self.bias is None else self.bias + shift, None)
+        change = added.low_rank()
         return None if change is None else Map(self.weight, self.bias, change)
 
     def frozen_map(self, route: Route | None) -> FrozenMap | None:
         """The same, where it does not learn itself and our own kernels can compute it."""
         if self.learns or not native.takes(self.weight) or (found := self.map(route)) is None:
             return None
-        fits = found.change is None or (native.takes(found.change.A) and native.takes(found.change.B))
-        return FrozenMap(*found) if fits else None
+        frozen = FrozenMap(*found)
+        return frozen if all(map(native.takes, frozen.learned)) else None
 
     def reset_parameters(self) -> None:
         """Torch's own, but not on the meta device: nothing is to be filled there, and torch would load its compiler."""

@@ -6,12 +6,22 @@ Shapes: B rows, T tokens, D width.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.layers.site import NormSite, Route, hide_empty_sites
+
+
+class Affine(NamedTuple):
+    """What a layer norm does to what it has normed."""
+
+    scale: Tensor
+    """[D], or [B, 1, D] where rows differ"""
+    shift: Tensor
+    eps: float
 
 
 class LayerNorm(nn.Module):
@@ -25,18 +35,17 @@ class LayerNorm(nn.Module):
         self.site = NormSite()
 
     def forward(self, x: Tensor, mask: Tensor | None = None, route: Route | None = None) -> Tensor:
-        scale, shift = self.weight, self.bias
-        if not self.site.idle(route):
-            scale, shift = self.site(scale, shift, route)
+        scale, shift, eps = self.affine(route)
         if shift.ndim == 1:
-            return F.layer_norm(x, scale.shape, scale, shift, self.eps)
-        # rows differ: [B, 1, D]
-        return F.layer_norm(x, self.weight.shape, eps=self.eps) * scale + shift
+            return F.layer_norm(x, scale.shape, scale, shift, eps)
+        return F.layer_norm(x, self.weight.shape, eps=eps) * scale + shift
 
-    def plain(self, route: Route | None) -> bool:
-        """Whether scale and shift are as they are, and do not learn."""
-        learned = torch.is_grad_enabled() and (self.weight.requires_grad or self.bias.requires_grad)
-        return self.site.idle(route) and not learned
+    def affine(self, route: Route | None) -> Affine:
+        """Scale and shift with what is added to them."""
+        if self.site.idle(route):
+            return Affine(self.weight, self.bias, self.eps)
+        scale, shift = self.site(self.weight, self.bias, route)
+        return Affine(scale, shift, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, eps={self.eps}"

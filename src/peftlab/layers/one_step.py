@@ -22,20 +22,20 @@ from peftlab import native
 from peftlab.layers.attention import Attention, Dot, Scaled, side_by_side, split
 from peftlab.layers.dropout import draw_kept, growth, in_65536
 from peftlab.layers.feedforward import FeedForward
-from peftlab.layers.gelu import network, network_back
+from peftlab.layers.gelu import network
 from peftlab.layers.joined import join, join_back
-from peftlab.layers.linear import FrozenMap
-from peftlab.layers.norm import LayerNorm
+from peftlab.layers.linear import FrozenMap, bias_gradient
+from peftlab.layers.norm import Affine
 from peftlab.layers.site import Route
 
 
 def in_one_step(
-    sublayer: nn.Module, x: Tensor, norm: LayerNorm, p: float, route: Route | None, inputs: dict[str, Any]
+    sublayer: nn.Module, x: Tensor, norm: Affine, p: float, route: Route | None, inputs: dict[str, Any]
 ) -> Tensor | None:
     """norm(x + f(x)) of x that the kernels are to compute with, where a part `p` of f's values is dropped; None where
     it is not to be one step.
     """
-    fits = native.TALL and x.ndim == 3 and x.shape[-1:] == norm.weight.shape  # of another width torch tells
+    fits = native.TALL and x.ndim == 3 and x.shape[-1:] == norm.scale.shape  # of another width torch tells
     if not fits or not torch.is_grad_enabled():
         return None
     if type(sublayer) is Attention:
@@ -46,7 +46,7 @@ def in_one_step(
 
 
 def attended(
-    f: Attention, x: Tensor, norm: LayerNorm, p: float, route: Route | None, mask: Tensor | None = None, **others: Any
+    f: Attention, x: Tensor, norm: Affine, p: float, route: Route | None, mask: Tensor | None = None, **others: Any
 ) -> Tensor | None:
     """Self-attention that nobody looks at, with nothing before its keys."""
     if any(other is not None for other in others.values()) or type(f.score) not in (Dot, Scaled):
@@ -54,29 +54,30 @@ def attended(
     maps = [part.frozen_map(route) for part in (f.q, f.k, f.v, f.o)]
     if not f.kv.idle(route) or any(part is None for part in maps):
         return None
-    thin = [() if part is None or part.change is None else part.change[:2] for part in maps]
-    if not any(t.requires_grad for part in ((x,), *thin[:3]) for t in part):  # nothing leads through the attention
+    learned = [() if part is None else part.learned for part in maps]
+    if not any(t.requires_grad for part in ((x,), *learned[:3]) for t in part):  # nothing leads through the attention
         return None
-    cut = in_65536(f.dropout if f.training else 0.0)
-    return Attended.apply(x, maps, f.heads, f.score.scale, mask, cut, norm, in_65536(p), *sum(thin, ()))
+    cuts = in_65536(f.dropout if f.training else 0.0), in_65536(p)
+    return Attended.apply(x, norm.shift, maps, f.heads, f.score.scale, mask, cuts, norm, *sum(learned, ()))
 
 
 class Attended(torch.autograd.Function):
-    """norm(x + dropout(o(attention of q(x), k(x), v(x)))); `thin` are the matrices of the maps' changes."""
+    """norm(x + dropout(o(attention of q(x), k(x), v(x)))); `learned` is what learns of the maps."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
+        shift: Tensor,
         maps: list[FrozenMap],
         heads: int,
         scale: float,
         mask: Tensor | None,
-        cut: int,
-        norm: LayerNorm,
-        norm_cut: int,
-        *thin: Tensor,
+        cuts: tuple[int, int],
+        norm: Affine,
+        *learned: Tensor,
     ) -> Tensor:
+        cut, norm_cut = cuts
         (q, uq), (k, uk), (v, uv) = (part.product(x) for part in maps[:3])
         B, T, _ = x.shape
         keep = draw_kept(torch.Size([B, heads, T, T]), cut) if cut else None
@@ -86,9 +87,9 @@ class Attended(torch.autograd.Function):
         out, waiting = join(x, y, norm, norm_cut)
         x_again = None if uq is uk is uv is None else x
         mixed_again = None if uo is None else mixed
-        watched = *thin, *(part.weight for part in maps)  # by torch: none may change before it is used again
+        watched = *learned, *(part.weight for part in maps)  # by torch: none may change before it is used again
         ctx.save_for_backward(x_again, q, k, v, mask, keep, mixed_again, uq, uk, uv, uo, *waiting, *watched)
-        ctx.maps, ctx.heads, ctx.scale, ctx.cuts = maps, heads, scale, (cut, norm_cut)
+        ctx.maps, ctx.heads, ctx.scale, ctx.cuts = maps, heads, scale, cuts
         return out
 
     @staticmethod
@@ -96,22 +97,26 @@ class Attended(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, q, k, v, mask, keep, mixed, uq, uk, uv, uo, *waiting = ctx.saved_tensors
         cut, norm_cut = ctx.cuts
-        to_x = ctx.needs_input_grad[0]
+        to_x, to_shift, *_ = ctx.needs_input_grad
         dx, dy = join_back(gradient, waiting[:4], norm_cut)
         dmixed, of_o = ctx.maps[3].gradients(dy, mixed, uo)  # dy may be dx, to which is added only after this
         q, k, v, dmixed = (split(t, ctx.heads) for t in (q, k, v, dmixed))
         found = native.attend_back(q, k, v, dmixed, ctx.scale, mask, keep, growth(cut))
-        thin: list[Tensor | None] = []
+        learned: list[Tensor | None] = []
         for part, d, u in zip(ctx.maps, found, (uq, uk, uv), strict=False):
-            thin += part.gradients(side_by_side(d), x, u, to_x, onto=dx)[1]
-        return dx if to_x else None, *[None] * 7, *thin, *of_o
+            learned += part.gradients(side_by_side(d), x, u, to_x, onto=dx)[1]
+        dshift = bias_gradient(gradient) if to_shift else None
+        return dx if to_x else None, dshift, *[None] * 6, *learned, *of_o
 
 
-def fed_forward(f: FeedForward, x: Tensor, norm: LayerNorm, p: float, route: Route | None) -> Tensor | None:
+def fed_forward(f: FeedForward, x: Tensor, norm: Affine, p: float, route: Route | None) -> Tensor | None:
     """The feed-forward network with GELU."""
-    if f.name != "gelu" or not x.requires_grad or not f.plain(route):
+    up, down = f.up.frozen_map(route), f.down.frozen_map(route)
+    if f.name != "gelu" or f.drops or up is None or down is None or up.change is not None or down.change is not None:
         return None
-    return FedForward.apply(x, f.up.weight, f.up.bias, f.down.weight, f.down.bias, norm, in_65536(p))
+    if not any(t.requires_grad for t in (x, *up.learned)):  # nothing leads through the network
+        return None
+    return FedForward.apply(x, up.bias, down.bias, norm.shift, up.weight, down.weight, norm, in_65536(p))
 
 
 class FedForward(torch.autograd.Function):
@@ -119,7 +124,15 @@ class FedForward(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, norm: LayerNorm, cut: int
+        ctx: Any,
+        x: Tensor,
+        up_bias: Tensor,
+        down_bias: Tensor,
+        shift: Tensor,
+        up: Tensor,
+        down: Tensor,
+        norm: Affine,
+        cut: int,
     ) -> Tensor:
         y, slope = network(x, up, up_bias, down, down_bias)
         out, waiting = join(x, y, norm, cut)
@@ -131,5 +144,11 @@ class FedForward(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         slope, up, down, *waiting = ctx.saved_tensors
+        to_x, *to_biases, to_shift = ctx.needs_input_grad[:4]
         dx, dy = join_back(gradient, waiting, ctx.cut)
-        return network_back(dy, slope, up, down, onto=dx), *[None] * 6
+        of_down = bias_gradient(dy) if to_biases[1] else None  # dy may be dx, to which is added only after this
+        dinner = native.linear_input(dy, down, slope, frozen=True)
+        if to_x:
+            native.add_linear_input(dx, dinner, up, frozen=True)
+        of_up = bias_gradient(dinner) if to_biases[0] else None
+        return dx if to_x else None, of_up, of_down, bias_gradient(gradient) if to_shift else None, *[None] * 4

@@ -14,12 +14,13 @@ Shapes: B rows, T tokens, D width.
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from peftlab import native
 from peftlab.layers.dropout import Dropout
 from peftlab.layers.joined import fused_join
-from peftlab.layers.norm import LayerNorm
+from peftlab.layers.norm import Affine, LayerNorm
 from peftlab.layers.one_step import in_one_step
 from peftlab.layers.site import Route, SublayerSite, hide_empty_sites
 
@@ -56,9 +57,8 @@ class Residual(nn.Module):
         if among is not None:
             inputs["memory"] = self.receive(among, real, route)
         y = self.sublayer(received, route=route, **inputs)
-        if self.out.idle(route) and self.fuses(x, y, route):
-            assert isinstance(self.norm, LayerNorm)
-            return fused_join(x, y, self.norm, self.dropped)
+        if self.out.idle(route) and (norm := self.fusing(x, y, route)) is not None:
+            return fused_join(x, y, norm, self.dropped)
         if self.training:
             y = self.dropout(y)
         return join(y if self.out.idle(route) else self.out(y, received, join, route))
@@ -72,9 +72,9 @@ class Residual(nn.Module):
         """All of it as one step of autograd; None where it can't be."""
         return None
 
-    def fuses(self, x: Tensor, y: Tensor, route: Route | None) -> bool:
-        """Whether one of our own kernels drops, joins and norms."""
-        return False
+    def fusing(self, x: Tensor, y: Tensor, route: Route | None) -> Affine | None:
+        """What one of our own kernels, which drops, joins and norms, is told of the norm; None: it does not."""
+        return None
 
     def receive(self, x: Tensor, real: Tensor | None, route: Route | None) -> Tensor:
         """What f is given."""
@@ -91,13 +91,16 @@ class PostNorm(Residual):
     """norm(x + f(x))."""
 
     def in_one_step(self, x: Tensor, route: Route | None, inputs: dict[str, Any]) -> Tensor | None:
-        if self.out.idle(route) and self.fuses(x, x, route):
-            assert isinstance(self.norm, LayerNorm)
-            return in_one_step(self.sublayer, x, self.norm, self.dropped, route, inputs)
+        if self.out.idle(route) and (norm := self.fusing(x, x, route)) is not None:
+            return in_one_step(self.sublayer, x, norm, self.dropped, route, inputs)
         return None
 
-    def fuses(self, x: Tensor, y: Tensor, route: Route | None) -> bool:
-        return native.fits(x, y) and x.shape == y.shape and isinstance(self.norm, LayerNorm) and self.norm.plain(route)
+    def fusing(self, x: Tensor, y: Tensor, route: Route | None) -> Affine | None:
+        if not native.fits(x, y) or x.shape != y.shape or not isinstance(self.norm, LayerNorm):
+            return None
+        norm = self.norm.affine(route)
+        learned = torch.is_grad_enabled() and norm.scale.requires_grad
+        return None if learned or norm.shift.ndim > 1 else norm
 
 
 class PreNorm(Residual):

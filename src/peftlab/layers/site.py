@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.errors import UserError
-from peftlab.layers.addition import Addition, KeysValues, Logits, LowRank, States, Virtual
+from peftlab.layers.addition import Addition, KeysValues, Logits, States, Virtual
 
 
 @dataclass(frozen=True, order=True)
@@ -157,10 +157,10 @@ class LinearSite(Site):
             y = y + change
         return y
 
-    def low_rank(self, route: Route | None) -> LowRank | None:
-        """All that acts here, where that is one change of low rank, the same for every row."""
+    def alone(self, route: Route | None) -> Addition | None:
+        """All that acts here, where that is one addition, the same for every row."""
         acting: Sequence[Any] = self.acting(route)
-        return acting[0].low_rank() if route is None and len(acting) == 1 else None
+        return acting[0] if route is None and len(acting) == 1 else None
 
 
 class KVSite(Site):

@@ -27,6 +27,9 @@ class BiasChange(Addition):
     def forward(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self.shift
 
+    def bias_shift(self) -> Tensor:
+        return self.shift
+
     def merged(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return weight, self.shift if bias is None else bias + self.shift
 
