@@ -149,7 +149,7 @@ class Reader(Model):
         """The hidden states of a batch; `adapters` names one a row (or None), `route` is the same made beforehand.
 
         Whoever wants the logits and nothing else says so: where the heads read the first token alone, the last block
-        then follows no other, which saves a seventh of a six-block model's work.
+        then follows no other, which saves nearly all of it.
         """
         if adapters is not None:
             route = self.route(adapters, stable=False)
