@@ -28,9 +28,9 @@ from peftlab.models.base import load
 from peftlab.models.parser import Parser, parser_of
 from peftlab.peft import LoRA
 from peftlab.tasks.parse import relation_names
+from peftlab.train import asking
 from peftlab.train.annotate import TreeParser, written
 from peftlab.train.artefact import adapt
-from peftlab.train.asking import TOKENS, at_once
 from peftlab.train.config import Parse
 from peftlab.train.order import sorted_batches
 from peftlab.train.parsing import read_trees
@@ -78,7 +78,7 @@ def of_a_size(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 def in_a_batch(trained: TreeParser, sentences: Sequence[Sentence], size: int, cut: Cut) -> float:
     """How many sentences a batch has, where so many are read at once."""
     words = encode_words(trained.base.tokenizer, [sentence.words for sentence in sentences], trained.length)
-    lengths, share = words.lengths(), TOKENS // at_once(torch.device("cpu"))
+    lengths, share = words.lengths(), asking.in_a_batch(torch.device("cpu"))
     batches = sum(len(cut(lengths[i : i + size], share)) for i in range(0, len(lengths), size))
     return len(sentences) / batches
 

@@ -8,14 +8,21 @@ import pytest
 
 from peftlab.importing import unswept
 
-COUNT = "import gc, sys; {first}; import peftlab; peftlab.load; print(gc.get_freeze_count(), gc.isenabled())"
+COUNT = "import gc; {first}; import peftlab; peftlab.{name}; print(gc.get_freeze_count(), gc.isenabled())"
 
 
 @pytest.mark.parametrize(
-    ("first", "frozen", "searches"), [("0", True, True), ("import torch", False, True), ("gc.disable()", False, False)]
+    ("first", "name", "frozen", "searches"),
+    [
+        ("0", "load", True, True),
+        ("0", "UserError", False, True),
+        ("import torch", "load", False, True),
+        ("gc.disable()", "load", False, False),
+    ],
 )
-def test_what_is_imported_is_not_searched(first, frozen, searches):
-    done = subprocess.run([sys.executable, "-c", COUNT.format(first=first)], capture_output=True, text=True, check=True)
+def test_what_is_imported_is_not_searched(first, name, frozen, searches):
+    command = [sys.executable, "-c", COUNT.format(first=first, name=name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     count, enabled = done.stdout.split()
     assert (int(count) > 100_000) == frozen
     assert enabled == str(searches)

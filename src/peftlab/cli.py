@@ -4,6 +4,7 @@ Commands import what they need when they run, so that `--help` answers at once. 
 standard error and exit code 2; anything else is a bug and keeps its traceback.
 """
 
+import atexit
 import gc
 import json
 import shlex
@@ -305,8 +306,6 @@ def main() -> None:
     """The console script."""
     warnings.simplefilter("always", UserWarning)
     warnings.showwarning = lambda message, *_: print(f"peftlab: warning: {message}", file=sys.stderr)
-    try:
-        with told():
-            app()
-    finally:
-        gc.freeze()  # all that was imported goes with the process: to look for garbage in it takes 0.3 s
+    atexit.register(gc.freeze)  # all that was imported goes with the process: to look for garbage in it takes 0.3 s
+    with told():
+        app()

@@ -233,10 +233,11 @@ def test_a_frozen_feed_forward_network_and_its_norm_are_one_step(dropout):
 
 
 def shifted(residual: PostNorm, *skipped: str) -> PostNorm:
-    """All frozen, with a change of every bias, that of the norm too."""
+    """All frozen, with a change of every bias, that of the norm too; not of keys', whose gradient is rounding alone."""
     residual.requires_grad_(False)
+    torch.nn.init.normal_(residual.norm.weight)
     for name, part in list(residual.named_modules()):
-        if isinstance(part, Linear | LayerNorm) and name not in skipped:
+        if isinstance(part, Linear | LayerNorm) and name not in ("sublayer.k", *skipped):
             change = BiasChange(part.bias) if isinstance(part, Linear) else NormChange(part.weight, scale=False)
             torch.nn.init.normal_(change.shift)
             part.site.put("one", change)
@@ -252,12 +253,49 @@ def test_biases_that_learn_are_no_more_steps(make, skipped, dropout):
     x = torch.randn(5, 40, 32)
     same(residual.train(), x)
     same(residual.eval(), x)
+    found = []
+    for kernels in (True, False):  # as in the lowest block, whose input does not learn
+        residual.zero_grad()
+        with native.computing(kernels):
+            residual(x).square().sum().backward()
+        found.append([shift.grad for shift in residual.parameters() if shift.requires_grad])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
     with native.computing():
-        for entering in (x.requires_grad_(), x.detach()):  # the second as in the lowest block
-            y = residual(entering)
-            y.sum().backward()
         first = "AttendedBackward" if isinstance(residual.sublayer, Attention) else "FedForwardBackward"
-        assert type(residual(x).grad_fn).__name__ == first
+        assert type(residual(x.requires_grad_()).grad_fn).__name__ == first
+
+
+def test_a_small_shift_of_a_large_bias_is_not_rounded_away():
+    layer = Linear(4, 3).requires_grad_(False)
+    torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.ones_(layer.bias)
+    layer.site.put("one", BiasChange(layer.bias))
+    layer.site.active = ("one",)
+    torch.nn.init.constant_(layer.site["one"].shift, 1e-3)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(layer(torch.ones(2, 4)).float(), torch.full((2, 3), 1.001), rtol=0, atol=1e-6)
+    layer.site["one"].double()  # torch adds it, whatever it is
+    with native.computing():
+        torch.testing.assert_close(layer(torch.ones(20, 4)).float(), torch.full((20, 3), 1.001), rtol=0, atol=1e-6)
+
+
+def test_frozen_weights_are_kept_for_those_who_compute_again():
+    network, x = FeedForward(32, 64).requires_grad_(False), torch.randn(40, 32)
+    with torch.no_grad():
+        with native.computing():
+            network(x)
+        assert not hasattr(network.up.weight, "packed_False")
+        for _ in range(2):
+            expected = network(x)
+            with native.computing(again=True):
+                torch.testing.assert_close(network(x), expected, rtol=0, atol=1e-6)
+            assert hasattr(network.up.weight, "packed_False")
+            network.up.weight.mul_(2.0)  # what was kept of it is worth nothing now
+            network.down.weight.mul_(2.0)
+        learning = FeedForward(32, 64)
+        with native.computing(again=True):
+            learning(x)
+        assert not hasattr(learning.up.weight, "packed_False")
 
 
 @pytest.mark.parametrize("width", [16, 40])

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import peftlab
 from peftlab.data.batch import Batch
 from peftlab.layers.addition import LowRank
-from peftlab.layers.attention import attend, split
+from peftlab.layers.attention import Attention, attend, split
 from peftlab.layers.linear import Map
 from peftlab.layers.one_query import attend_one
 from peftlab.models.flops import encoder_flops
@@ -52,6 +52,20 @@ def test_values_and_gradients_are_those_with_keys_and_values(bias, change, mask,
     torch.testing.assert_close(one, whole, rtol=0, atol=1e-12)
     ours, theirs = (torch.autograd.grad((found * out).sum(), learned) for found in (one, whole))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("score", ["scaled", "dot", "weighted"])
+def test_each_score_asks_another_sequence_too(score):
+    torch.manual_seed(0)
+    layer, x, memory = Attention(D, H, score).eval(), torch.randn(B, 1, D), torch.randn(B, T, D)
+    mask = MASKS["some"][:, None, None]
+    looks: list = []
+    torch.testing.assert_close(layer(x, memory, mask), layer(x, memory, mask, looks=looks), rtol=0, atol=1e-6)
+    assert looks[0].weights.shape == (B, H, 1, T)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(
+            layer(x, memory, mask).float(), layer(x, memory, mask, looks=looks).float(), rtol=0, atol=0.02
+        )
 
 
 def test_a_head_of_the_first_token_needs_no_keys_of_the_last_block():

@@ -178,7 +178,7 @@ class Tokenizer:
         """
         if pad_side not in ("right", "left"):
             raise unknown("pad_side", str(pad_side), ["right", "left"])
-        ids, segments = self.rows([texts] if isinstance(texts, str) else texts, max_length, truncate)
+        ids, segments = self.rows(texts, max_length, truncate)
         lengths = torch.tensor([[len(row)] for row in ids])  # B 1
         T = int(lengths.max())
         mask = torch.arange(T) < lengths if pad_side == "right" else torch.arange(T) >= T - lengths  # B T
@@ -186,11 +186,12 @@ class Tokenizer:
         return Batch(_pad(ids, mask, fill), mask, _pad(segments, mask, 0) if any(map(any, segments)) else None)
 
     def rows(
-        self, texts: Sequence[str | tuple[str, str]], max_length: int | None = None, truncate: bool = False
+        self, texts: Texts, max_length: int | None = None, truncate: bool = False
     ) -> tuple[list[list[int]], list[list[int]]]:
         """The same row by row, without padding: ids, and segments, of which there are none where no model has them."""
         if truncate and max_length is None:
             raise UserError("truncate=True needs max_length, the number of tokens to cut to")
+        texts = [texts] if isinstance(texts, str) else texts
         # a tuple could be two texts or one pair, so it is neither
         if isinstance(texts, tuple) or not isinstance(texts, Sequence) or not texts:
             raise UserError("texts must be a list of at least one text or (text, text) pair")

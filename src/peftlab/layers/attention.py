@@ -2,7 +2,8 @@
 
 Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; the three scores after Luong et al. 2015 (arXiv 1508.04025).
 `attend` reads like the equation and gives every intermediate; unless somebody looks, `forward` takes a fused kernel:
-our own on a processor (layers/fused.py), else torch's, which on a processor drops no weights (layers/dropped.py).
+our own on a processor (layers/fused.py), else torch's, which on a processor drops no weights (layers/dropped.py). One
+query a row needs neither, nor keys and values (layers/one_query.py).
 
     python -m pytest tests/layers/test_attention.py
 

@@ -46,7 +46,7 @@ def through_gelu(x: Tensor, up: Linear, down: Linear) -> Tensor:
     """W₂ · gelu(W₁x + b₁) + b₂ with frozen matrices and no additions."""
     if torch.is_grad_enabled() and x.requires_grad:
         return ThroughGelu.apply(x, up.weight, up.bias, down.weight, down.bias)
-    return product(native.linear_gelu(x, up.weight, up.bias, frozen=not up.learns)[0], down.weight, down.bias)
+    return product(native.linear_gelu(x, up.weight, up.bias, frozen=native.keeps(up.weight))[0], down.weight, down.bias)
 
 
 class ThroughGelu(torch.autograd.Function):

@@ -24,14 +24,13 @@ def product(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, again: bool = False, over: Tensor | None = None
 ) -> Tensor:
     """xWᵀ + b, by our own kernels where they are faster than torch; `again`: there will be more with this weight, which
-    the kernels therefore keep as they want it, as they do with one that is frozen; `over`: a tensor that may be written
-    over.
+    the kernels therefore keep as they want it; `over`: a tensor that may be written over.
     """
     if not faster(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return Product.apply(x, weight, bias)
-    kept = (again or not weight.requires_grad) and x.numel() > native.UNPACKED * x.shape[-1]
+    kept = (again or native.keeps(weight)) and x.numel() > native.UNPACKED * x.shape[-1]
     return native.linear(x, weight, bias, kept, over)
 
 
@@ -109,13 +108,13 @@ class FrozenMap(Map):
 
 
 class LowRankProduct(torch.autograd.Function):
-    """A `FrozenMap` with a change, one step in the place of five; where it learns, there will be more with this W."""
+    """A `FrozenMap` with a change, one step in the place of five; `again`: there will be more with this W."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float, learns: bool
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float, again: bool
     ) -> Tensor:
-        y, u = FrozenMap(weight, bias, LowRank(A, B, scale)).product(x, again=learns)
+        y, u = FrozenMap(weight, bias, LowRank(A, B, scale)).product(x, again)
         ctx.save_for_backward(x, weight, A, B, u)
         ctx.scale = scale
         return y
@@ -162,7 +161,8 @@ class Linear(nn.Linear):
             return product(x, found.weight, found.bias)
         frozen = self.frozen_map(route) if faster(x, self.weight) else None
         if frozen is not None and frozen.change is not None:
-            return LowRankProduct.apply(x, frozen.weight, frozen.bias, *frozen.change, torch.is_grad_enabled())
+            again = torch.is_grad_enabled() or native.keeps(self.weight)
+            return LowRankProduct.apply(x, frozen.weight, frozen.bias, *frozen.change, again)
         return self.site(x, product(x, self.weight, self.bias), self.weight, self.bias, route)
 
     @property
@@ -177,7 +177,9 @@ class Linear(nn.Linear):
             return Map(self.weight, self.bias, None)
         if (added := self.site.alone(route)) is None:
             return None
-        if (shift := added.bias_shift()) is not None:
+        shift = added.bias_shift()
+        rounded = torch.is_autocast_enabled(self.weight.device.type)  # and a small shift of a large bias is gone
+        if shift is not None and shift.dtype is self.weight.dtype and not rounded:
             return Map(self.weight, shift if self.bias is None else self.bias + shift, None)
         change = added.low_rank()
         return None if change is None else Map(self.weight, self.bias, change)
@@ -187,7 +189,8 @@ class Linear(nn.Linear):
         if self.learns or not native.takes(self.weight) or (found := self.map(route)) is None:
             return None
         frozen = FrozenMap(*found)
-        return frozen if all(map(native.takes, frozen.learned)) else None
+        given = frozen.learned if frozen.bias is None else (*frozen.learned, frozen.bias)
+        return frozen if all(map(native.takes, given)) else None
 
     def reset_parameters(self) -> None:
         """Torch's own, but not on the meta device: nothing is to be filled there, and torch would load its compiler."""

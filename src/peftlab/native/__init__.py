@@ -37,7 +37,7 @@ from peftlab.native.product import (
     linear_weight,
     packed,
 )
-from peftlab.native.switch import computing, fits, takes
+from peftlab.native.switch import computing, fits, keeps, takes
 
 __all__ = [
     "FEW",
@@ -60,6 +60,7 @@ __all__ = [
     "gelu_back",
     "join",
     "join_back",
+    "keeps",
     "likeliest",
     "linear",
     "linear_gelu",

@@ -13,22 +13,28 @@ from peftlab.native.library import LIBRARY
 
 
 class Switch(threading.local):
-    """Whether this thread computes with the kernels."""
+    """Whether this thread computes with the kernels, and will again with the same frozen weights."""
 
-    on = False
+    on, again = False, False
 
 
 SWITCH = Switch()
 
 
 @contextmanager
-def computing(on: bool = True) -> Iterator[None]:
-    """In this thread the kernels compute what fits them."""
-    before, SWITCH.on = SWITCH.on, on
+def computing(on: bool = True, again: bool = False) -> Iterator[None]:
+    """In this thread the kernels compute what fits them; `again`: with the same frozen weights again and again."""
+    before = SWITCH.on, SWITCH.again
+    SWITCH.on, SWITCH.again = on, again
     try:
         yield
     finally:
-        SWITCH.on = before
+        SWITCH.on, SWITCH.again = before
+
+
+def keeps(weight: Tensor) -> bool:
+    """Whether a weight is worth keeping as the kernels want it."""
+    return SWITCH.again and not weight.requires_grad
 
 
 def takes(x: Tensor) -> bool:

@@ -25,7 +25,7 @@ from peftlab.train.precision import computing_in
 from peftlab.train.stop import Stop
 
 TOKENS = 4096
-"""of all batches that are asked at once"""
+"""the most of all batches that are asked at once"""
 WORTH, CACHED = 512, 1024
 """tokens that are worth a thread, and those of which a processor's cache holds what is computed"""
 
@@ -40,15 +40,14 @@ def ask(model: Model, data: Rows, question: Question[Answer], precision: str, st
 
     @torch.no_grad()
     def answer(inputs: Any, labels: Tensor) -> Sequence[Answer]:
-        with computing_in(precision, device):
+        with computing_in(precision, device, again=True):
             return question(model, inputs.to(device), labels.to(device))
 
     model.eval()
     try:
         with threads_of(device) as (pool, count):
             asked: deque[tuple[list[int], Future[Sequence[Answer]]]] = deque()
-            tokens = min(TOKENS // count, CACHED) if device.type == "cpu" else TOKENS
-            for rows in sorted_batches(data.lengths(), tokens):
+            for rows in sorted_batches(data.lengths(), in_a_batch(device)):
                 if stop is not None:
                     stop.check()
                 asked.append((rows, pool.submit(answer, *data.batch(rows))))
@@ -65,6 +64,11 @@ def ask(model: Model, data: Rows, question: Question[Answer], precision: str, st
 def at_once(device: torch.device) -> int:
     """How many batches are asked at the same time."""
     return min(torch.get_num_threads(), TOKENS // WORTH) if device.type == "cpu" else 1
+
+
+def in_a_batch(device: torch.device) -> int:
+    """The most tokens of a batch."""
+    return min(TOKENS // at_once(device), CACHED) if device.type == "cpu" else TOKENS
 
 
 class Here(Executor):

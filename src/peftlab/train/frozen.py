@@ -6,7 +6,7 @@ function of a row. They are computed as in evaluation: the frozen part has no dr
 padding, as long as there is room; rows that do not fit are computed each time, likewise without dropout.
 
 How many rows a batch has, and how long they are, changes sums in their last bits. So what is kept of a row comes from
-one and the same batch, evaluation's, whoever asks first: a training that was interrupted finds the bits that it had.
+one and the same batch, whoever asks first: a training that was interrupted finds the bits that it had.
 
     python -m pytest tests/train/test_frozen.py
 
@@ -76,7 +76,7 @@ class Frozen:
         inputs, labels = data.batch(rows)
         model.eval()
         try:
-            with computing_in(self.precision, device):
+            with computing_in(self.precision, device, again=True):
                 states = model.begin(inputs.to(device), self.blocks).to("cpu").rows()
         finally:
             model.train(training)

@@ -27,10 +27,10 @@ def pick_precision(wanted: str, device: torch.device) -> str:
     return "bf16" if device.type == "cpu" and fast and not tiles_hidden() else "fp32"
 
 
-def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
+def computing_in(precision: str, device: torch.device, again: bool = False) -> AbstractContextManager[object]:
     """In bf16 matrix products run in it, while weights, norms, losses and the optimizer stay in fp32; for fp32 on a
-    processor there are kernels of our own.
+    processor there are kernels of our own, which keep frozen weights as they want them where they compute `again`.
     """
     if precision == "fp32":
-        return native.computing()
+        return native.computing(again=again)
     return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -219,6 +219,7 @@ def open_finished(folder: Path) -> Trained:
     """What a finished run trained, ready to answer."""
     keep_freed()
     base, config = open_run(folder)
+    base.model.requires_grad_(False)
     if config.pretrains:
         raise UserError(
             f"{folder} pretrained a base, which says nothing yet: teach it a task with base = {str(folder)!r}"
