@@ -26,7 +26,7 @@ def attend_one(q: Tensor, memory: Tensor, k: Map, v: Map, scale: float, mask: Te
     """
     q = q[:, :, 0] * scale
     scores = to_tokens(q, k) @ memory.transpose(1, 2)  # [B, H, T]
-    if k.bias is not None:
+    if k.bias is not None and k.bias.requires_grad:  # one number for all scores of a query: it changes no weight
         scores = scores + (q * k.bias.view(q.shape[1:])).sum(-1, keepdim=True)
     weights = drop(weigh(scores, None if mask is None else mask[:, 0])[1], dropout)  # [B, H, T]
     mixed = from_tokens(weights @ memory, v)
