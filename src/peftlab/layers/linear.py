@@ -177,10 +177,10 @@ class Linear(nn.Linear):
             return Map(self.weight, self.bias, None)
         if (added := self.site.alone(route)) is None:
             return None
-        shift = added.bias_shift()
-        rounded = torch.is_autocast_enabled(self.weight.device.type)  # and a small shift of a large bias is gone
-        if shift is not None and shift.dtype is self.weight.dtype and not rounded:
-            return Map(self.weight, shift if self.bias is None else self.bias + shift, None)
+        shift, W = added.bias_shift(), self.weight
+        # under autocast the sum is rounded, and a small shift of a large bias gone
+        if shift is not None and shift.dtype is W.dtype and not torch.is_autocast_enabled(W.device.type):
+            return Map(W, shift if self.bias is None else self.bias + shift, None)
         change = added.low_rank()
         return None if change is None else Map(self.weight, self.bias, change)
 
