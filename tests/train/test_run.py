@@ -194,6 +194,8 @@ def test_an_opened_run_predicts_what_it_predicted(method, file, tmp_path):
         assert sum(answer["probabilities"].values()) == pytest.approx(1)
         assert answer["label"] == max(answer["probabilities"], key=answer["probabilities"].get)
     assert base.model.active == ("mine",)
+    answering = predict.open_finished(tmp_path / "run").base.model
+    assert not any(parameter.requires_grad for parameter in answering.parameters())  # the kernels keep what is frozen
 
 
 def test_the_first_lines_are_answered_soon_and_many_at_once(monkeypatch):
