@@ -77,6 +77,10 @@ class FrozenMap(Map):
             return self.change[:2]
         return () if self.bias is None or not self.bias.requires_grad else (self.bias,)
 
+    def room(self) -> tuple[Tensor | None, ...]:
+        """For the gradients of what is `learned`."""
+        return tuple(torch.empty_like(t) if t.requires_grad else None for t in self.learned)
+
     def product(self, x: Tensor, again: bool = True) -> tuple[Tensor, Tensor | None]:
         """y, and u where there is a change; `again`: there will be more with this W."""
         y = native.linear(x, self.weight, self.bias, frozen=again)
@@ -190,7 +194,7 @@ class Linear(nn.Linear):
             return None
         frozen = FrozenMap(*found)
         given = frozen.learned if frozen.bias is None else (*frozen.learned, frozen.bias)
-        return frozen if all(map(native.takes, given)) else None
+        return frozen if all(native.takes(t) and t.is_contiguous() for t in given) else None
 
     def reset_parameters(self) -> None:
         """Torch's own, but not on the meta device: nothing is to be filled there, and torch would load its compiler."""

@@ -1,9 +1,10 @@
 """A sublayer whose own weights are frozen, with the norm behind it, as one step of autograd: norm(x + dropout(f(x))).
 
 A method that trains little beside frozen weights leaves little to learn in a step, but torch would keep a graph of all
-its products and add up the gradients of whatever is used twice. Here the kernels follow each other, what leads back to
-x is added up inside them, and a block is two steps of autograd in the place of ten. `Residual.forward` is the way of
-all others, and computes the same; hooks on the layers inside are called there alone.
+its products and add up the gradients of whatever is used twice. Here a sublayer is one call of C each way
+(native/sublayer.c), in which what leads back to x is added up by the products, and a block is two steps of autograd in
+the place of ten. `Residual.forward` is the way of all others, and computes the same; hooks on the layers inside are
+called there alone.
 
     python -m pytest tests/layers/test_fused.py
 
@@ -19,12 +20,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from peftlab import native
-from peftlab.layers.attention import Attention, Dot, Scaled, side_by_side, split
-from peftlab.layers.dropout import draw_kept, growth, in_65536
+from peftlab.layers.attention import Attention, Dot, Scaled
+from peftlab.layers.dropout import draw_seeds, in_65536
 from peftlab.layers.feedforward import FeedForward
-from peftlab.layers.gelu import network
-from peftlab.layers.joined import join, join_back
-from peftlab.layers.linear import FrozenMap, bias_gradient
+from peftlab.layers.linear import FrozenMap
 from peftlab.layers.norm import Affine
 from peftlab.layers.site import Route
 
@@ -58,7 +57,8 @@ def attended(
     if not any(t.requires_grad for part in ((x,), *learned[:3]) for t in part):  # nothing leads through the attention
         return None
     cuts = in_65536(f.dropout if f.training else 0.0), in_65536(p)
-    return Attended.apply(x, norm.shift, maps, f.heads, f.score.scale, mask, cuts, norm, *sum(learned, ()))
+    asked = native.Asked(f.heads, f.score.scale, mask)
+    return Attended.apply(x, norm.shift, maps, asked, cuts, norm, *sum(learned, ()))
 
 
 class Attended(torch.autograd.Function):
@@ -70,43 +70,39 @@ class Attended(torch.autograd.Function):
         x: Tensor,
         shift: Tensor,
         maps: list[FrozenMap],
-        heads: int,
-        scale: float,
-        mask: Tensor | None,
+        asked: native.Asked,
         cuts: tuple[int, int],
         norm: Affine,
         *learned: Tensor,
     ) -> Tensor:
-        cut, norm_cut = cuts
-        (q, uq), (k, uk), (v, uv) = (part.product(x) for part in maps[:3])
+        x = x.contiguous()
         B, T, _ = x.shape
-        keep = draw_kept(torch.Size([B, heads, T, T]), cut) if cut else None
-        parts = split(q, heads), split(k, heads), split(v, heads)
-        mixed = side_by_side(native.attend(*parts, scale, mask, keep, growth(cut)))
-        y, uo = maps[3].product(mixed)
-        out, waiting = join(x, y, norm, norm_cut)
-        x_again = None if uq is uk is uv is None else x
-        mixed_again = None if uo is None else mixed
+        weights, values = dropped(cuts[0], B, asked.heads, T, T), dropped(cuts[1], *x.shape)
+        out, kept, mixed = native.attended(x, maps, asked, norm, weights, values)
+        *inputs, o = (part.change is not None for part in maps)
+        again = x if any(inputs) else None, mixed if o else None
         watched = *learned, *(part.weight for part in maps)  # by torch: none may change before it is used again
-        ctx.save_for_backward(x_again, q, k, v, mask, keep, mixed_again, uq, uk, uv, uo, *waiting, *watched)
-        ctx.maps, ctx.heads, ctx.scale, ctx.cuts = maps, heads, scale, cuts
+        ctx.save_for_backward(kept, *again, weights.keep, values.keep, asked.mask, norm.scale, *watched)
+        ctx.maps, ctx.asked, ctx.cuts, ctx.norm = maps, asked, cuts, norm
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, q, k, v, mask, keep, mixed, uq, uk, uv, uo, *waiting = ctx.saved_tensors
-        cut, norm_cut = ctx.cuts
+        kept, x, mixed, *keeps = ctx.saved_tensors[:5]
         to_x, to_shift, *_ = ctx.needs_input_grad
-        dx, dy = join_back(gradient, waiting[:4], norm_cut)
-        dmixed, of_o = ctx.maps[3].gradients(dy, mixed, uo)  # dy may be dx, to which is added only after this
-        q, k, v, dmixed = (split(t, ctx.heads) for t in (q, k, v, dmixed))
-        found = native.attend_back(q, k, v, dmixed, ctx.scale, mask, keep, growth(cut))
-        learned: list[Tensor | None] = []
-        for part, d, u in zip(ctx.maps, found, (uq, uk, uv), strict=False):
-            learned += part.gradients(side_by_side(d), x, u, to_x, onto=dx)[1]
-        dshift = bias_gradient(gradient) if to_shift else None
-        return dx if to_x else None, dshift, *[None] * 6, *learned, *of_o
+        drop = (native.Dropped(cut, keep) for cut, keep in zip(ctx.cuts, keeps, strict=True))
+        rooms = [part.room() for part in ctx.maps]
+        dshift = torch.empty_like(ctx.norm.shift) if to_shift else None
+        given = gradient.contiguous(), x, ctx.maps, ctx.asked, ctx.norm
+        dx = native.attended_back(*given, *drop, kept, mixed, to_x, dshift, rooms)
+        return dx if to_x else None, dshift, *[None] * 4, *sum(rooms, ())
+
+
+def dropped(cut: int, *shape: int) -> native.Dropped:
+    """What is told of values of which some are dropped."""
+    keep, seeds = (torch.empty(shape, dtype=torch.uint8), draw_seeds(3)) if cut else (None, None)
+    return native.Dropped(cut, keep, seeds)
 
 
 def fed_forward(f: FeedForward, x: Tensor, norm: Affine, p: float, route: Route | None) -> Tensor | None:
@@ -116,7 +112,7 @@ def fed_forward(f: FeedForward, x: Tensor, norm: Affine, p: float, route: Route 
         return None
     if not any(t.requires_grad for t in (x, *up.learned)):  # nothing leads through the network
         return None
-    return FedForward.apply(x, up.bias, down.bias, norm.shift, up.weight, down.weight, norm, in_65536(p))
+    return FedForward.apply(x, norm.shift, up, down, norm, in_65536(p), *up.learned, *down.learned)
 
 
 class FedForward(torch.autograd.Function):
@@ -126,29 +122,27 @@ class FedForward(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
-        up_bias: Tensor,
-        down_bias: Tensor,
         shift: Tensor,
-        up: Tensor,
-        down: Tensor,
+        up: FrozenMap,
+        down: FrozenMap,
         norm: Affine,
         cut: int,
+        *learned: Tensor,
     ) -> Tensor:
-        y, slope = network(x, up, up_bias, down, down_bias)
-        out, waiting = join(x, y, norm, cut)
-        ctx.save_for_backward(slope, up, down, *waiting)
-        ctx.cut = cut
+        x = x.contiguous()
+        values = dropped(cut, *x.shape)
+        out, kept = native.fed_forward(x, up, down, norm, values)
+        ctx.save_for_backward(kept, values.keep, norm.scale, up.weight, down.weight)
+        ctx.maps, ctx.cut, ctx.norm = (up, down), cut, norm
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        slope, up, down, *waiting = ctx.saved_tensors
-        to_x, *to_biases, to_shift = ctx.needs_input_grad[:4]
-        dx, dy = join_back(gradient, waiting, ctx.cut)
-        of_down = bias_gradient(dy) if to_biases[1] else None  # dy may be dx, to which is added only after this
-        dinner = native.linear_input(dy, down, slope, frozen=True)
-        if to_x:
-            native.add_linear_input(dx, dinner, up, frozen=True)
-        of_up = bias_gradient(dinner) if to_biases[0] else None
-        return dx if to_x else None, of_up, of_down, bias_gradient(gradient) if to_shift else None, *[None] * 4
+        kept, keep, *_ = ctx.saved_tensors
+        to_x, to_shift, *_ = ctx.needs_input_grad
+        rooms = [part.room() for part in ctx.maps]
+        dshift = torch.empty_like(ctx.norm.shift) if to_shift else None
+        given = gradient.contiguous(), *ctx.maps, ctx.norm, native.Dropped(ctx.cut, keep)
+        dx = native.fed_forward_back(*given, kept, to_x, dshift, rooms)
+        return dx if to_x else None, dshift, *[None] * 4, *sum(rooms, ())

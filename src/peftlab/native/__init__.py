@@ -37,9 +37,12 @@ from peftlab.native.product import (
     linear_weight,
     packed,
 )
+from peftlab.native.sublayer import Asked, Dropped, attended, attended_back, fed_forward, fed_forward_back
 from peftlab.native.switch import computing, fits, keeps, takes
 
 __all__ = [
+    "Asked",
+    "Dropped",
     "FEW",
     "LIBRARY",
     "NAME",
@@ -51,9 +54,13 @@ __all__ = [
     "apply_kept",
     "attend",
     "attend_back",
+    "attended",
+    "attended_back",
     "computing",
     "continuations",
     "draw_kept",
+    "fed_forward",
+    "fed_forward_back",
     "fits",
     "forget",
     "gelu",

@@ -20,11 +20,6 @@ typedef struct {
 } attention;
 
 typedef struct {
-    const float *scale, *shift;
-    float eps;
-} norm;
-
-typedef struct {
     attention own, cross;
     map up, down;
     norm after_own, after_cross, after_inner;

@@ -8,6 +8,7 @@ from ctypes import Structure, c_float, c_int, c_long, c_void_p
 from torch import Tensor
 
 from peftlab.native.library import LIBRARY, declare, enough
+from peftlab.native.norm import Norm
 
 ACTIVATIONS = ("relu", "gelu", "silu", "gelu_new")
 """those that the kernel has, as it numbers them"""
@@ -26,12 +27,6 @@ class AttentionMaps(Structure):
     """The four maps of attention, and how it scores."""
 
     _fields_ = (*((name, Map) for name in "qkvo"), ("heads", c_long), ("scale", c_float))
-
-
-class Norm(Structure):
-    """A layer norm."""
-
-    _fields_ = (("scale", c_void_p), ("shift", c_void_p), ("eps", c_float))
 
 
 class Block(Structure):

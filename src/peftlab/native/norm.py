@@ -5,12 +5,19 @@ Shapes: D width.
 
 from __future__ import annotations
 
-from ctypes import c_float, c_long, c_void_p
+from ctypes import Structure, c_float, c_long, c_void_p
 
 import torch
 from torch import Tensor
 
 from peftlab.native.library import LIBRARY, declare
+
+
+class Norm(Structure):
+    """A layer norm as C is told of it."""
+
+    _fields_ = (("scale", c_void_p), ("shift", c_void_p), ("eps", c_float))
+
 
 declare("join", *[c_void_p] * 3, c_float, *[c_void_p] * 2, c_float, *[c_void_p] * 3, *[c_long] * 2)
 declare("join_back", *[c_void_p] * 5, c_float, *[c_void_p] * 2, *[c_long] * 2)

@@ -212,13 +212,27 @@ typedef struct {
     const uint8_t *keep;
 } shape;
 
+typedef struct {
+    const float *scale, *shift;
+    float eps;
+} norm;
+
+/* The kernels that others are made of. */
 void linear(const float *x, const float *w, const float *packed, const float *bias, float *y, long M, long N, long K);
-int attend(heads q, heads k, heads v, into mixed, const shape *s);
 void linear_gelu(const float *x, const float *w, const float *packed, const float *bias, float *y, float *slope, long M,
                  long N, long K);
+void linear_input(const float *g, const float *w, const float *packed, const float *slope, float *dx, long M, long N, long K);
+void linear_weight(const float *g, const float *x, float *dw, long M, long N, long K);
+void add_linear(const float *x, const float *w, float *y, long M, long N, long K);
+void add_linear_input(const float *g, const float *w, const float *packed, float *dx, long M, long N, long K);
+int attend(heads q, heads k, heads v, into mixed, const shape *s);
+int attend_back(heads q, heads k, heads v, heads g, into dq, into dk, into dv, const shape *s);
+void draw_kept(const uint64_t *seeds, long cut, uint8_t *keep, long n);
 void gelu(const float *x, float *y, long n);
 void normalise(const float *x, const float *scale, const float *shift, float eps, float *y, long M, long D);
 void join(const float *x, const float *y, const uint8_t *keep, float growth, const float *scale, const float *shift,
           float eps, float *sum, float *stats, float *out, long M, long D);
+void join_back(const float *g, const float *sum, const float *stats, const float *scale, const uint8_t *keep, float growth,
+               float *dx, float *dy, long M, long D);
 
 #endif

@@ -1,0 +1,172 @@
+"""The two sublayers of a block whose own weights are frozen, each with the norm behind it, in one call (sublayer.c).
+
+Linear maps are given as (weight, bias, change), the change as (A, B, factor) or None; all of them lie row by row. A norm
+is (scale, shift, ε). What is dropped is a `Dropped`. Gradients go where there is `room` for them.
+
+Shapes: M = B · T tokens, D width; a map from K to N, a change of rank r: A [r, K], B [N, r].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, byref, c_float, c_int, c_long, c_void_p
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from peftlab.native.attention import shape_of
+from peftlab.native.library import LIBRARY, declare, enough
+from peftlab.native.norm import Norm
+from peftlab.native.product import address, packed
+
+Change = tuple[Tensor, Tensor, float]
+Map = tuple[Tensor, Tensor | None, Change | None]
+Affine = tuple[Tensor, Tensor, float]
+
+
+class Told(Structure):
+    """A linear map as C is told of it."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("w", "panels", "bias", "A", "B")),
+        *((name, c_long) for name in ("N", "K", "rank")),
+        ("factor", c_float),
+        *((name, c_void_p) for name in ("dA", "dB", "db")),
+    )
+
+
+class Dropping(Structure):
+    """`Dropped` as C is told of it."""
+
+    _fields_ = (("keep", c_void_p), ("seeds", c_void_p), ("cut", c_long))
+
+
+class Dropped(NamedTuple):
+    """Of values `cut` of 65,536 are dropped, by three seeds; `keep` has a byte for each of them, None where all stay."""
+
+    cut: int
+    keep: Tensor | None
+    seeds: Tensor | None = None
+
+    def told(self, anew: bool = False) -> Any:
+        """`anew`: which ones stay is drawn."""
+        return byref(Dropping(address(self.keep), address(self.seeds) if anew else None, self.cut))
+
+
+class Asked(NamedTuple):
+    """How attention is asked: by how many heads, how scores grow, and what is seen, [B or 1, 1, T or 1, T]."""
+
+    heads: int
+    scale: float
+    mask: Tensor | None
+
+
+declare("attended", *[c_void_p] * 9, gives=enough)
+declare("attended_back", *[c_void_p] * 9, c_int, *[c_void_p] * 3, gives=enough)
+declare("fed_forward", *[c_void_p] * 8, c_long)
+declare("fed_forward_back", *[c_void_p] * 6, c_int, *[c_void_p] * 3, c_long)
+
+
+def ahead(part: Map) -> Told:
+    """A map that is to be applied."""
+    weight, bias, change = part
+    A, B, factor = change or (None, None, 1.0)
+    rank = 0 if A is None else A.shape[0]
+    panels = packed(weight, False).data_ptr()
+    return Told(weight.data_ptr(), panels, address(bias), address(A), address(B), *weight.shape, rank, factor)
+
+
+def back(part: Map, room: Sequence[Tensor | None]) -> Told:
+    """A map whose gradients are wanted where there is `room` for them: for dA and dB, or without a change for db."""
+    weight, _, change = part
+    panels = packed(weight, True).data_ptr()
+    if change is None:
+        of_bias = address(room[0]) if room else None
+        return Told(weight.data_ptr(), panels, None, None, None, *weight.shape, 0, 1.0, None, None, of_bias)
+    A, B, factor = change
+    thin = A.data_ptr(), B.data_ptr()
+    return Told(weight.data_ptr(), panels, None, *thin, *weight.shape, A.shape[0], factor, *map(address, room))
+
+
+def of_norm(norm: Affine) -> Any:
+    scale, shift, eps = norm
+    return byref(Norm(scale.data_ptr(), shift.data_ptr(), eps))
+
+
+def ranks(maps: Sequence[Map]) -> list[int]:
+    return [0 if change is None else change[0].shape[0] for _, _, change in maps]
+
+
+def attended(
+    x: Tensor, maps: Sequence[Map], asked: Asked, norm: Affine, weights: Dropped, values: Dropped
+) -> tuple[Tensor, Tensor, Tensor]:
+    """norm(x + dropout(o(attention of q(x), k(x), v(x)))), x [B, T, D], maps q, k, v and o; then what its gradients
+    need, and o's input, which they need where o has a change.
+    """
+    B, T, D = x.shape
+    shape, _mask = shape_of(B, asked.heads, T, T, D // asked.heads, asked.scale, asked.mask)
+    kept = x.new_empty(B * T * (4 * D + 2 + sum(ranks(maps))))
+    mixed, out = torch.empty_like(x), torch.empty_like(x)
+    told = (Told * 4)(*map(ahead, maps))
+    drop = weights.told(anew=True), values.told(anew=True)
+    places = map(address, (kept, mixed, out))
+    LIBRARY.attended(x.data_ptr(), told, byref(shape), of_norm(norm), *drop, *places)
+    return out, kept, mixed
+
+
+def attended_back(
+    gradient: Tensor,
+    x: Tensor | None,
+    maps: Sequence[Map],
+    asked: Asked,
+    norm: Affine,
+    weights: Dropped,
+    values: Dropped,
+    kept: Tensor,
+    mixed: Tensor | None,
+    to_x: bool,
+    dshift: Tensor | None,
+    rooms: Sequence[Sequence[Tensor | None]],
+) -> Tensor:
+    """x's gradient, whole where it leads `to_x`; x is needed where q, k or v has a change."""
+    B, T, D = gradient.shape
+    shape, _mask = shape_of(B, asked.heads, T, T, D // asked.heads, asked.scale, asked.mask)
+    dx, room = torch.empty_like(gradient), gradient.new_empty(B * T * 5 * D + (B * T + D) * max(ranks(maps)))
+    told = (Told * 4)(*map(back, maps, rooms))
+    drop = weights.told(), values.told()
+    given, places = (gradient.data_ptr(), address(x)), map(address, (dx, dshift, room))
+    LIBRARY.attended_back(
+        *given, told, byref(shape), of_norm(norm), *drop, kept.data_ptr(), address(mixed), to_x, *places
+    )
+    return dx
+
+
+def fed_forward(x: Tensor, up: Map, down: Map, norm: Affine, values: Dropped) -> tuple[Tensor, Tensor]:
+    """norm(x + dropout(W₂ · gelu(W₁x + b₁) + b₂)) with maps that nothing changes, and what its gradients need."""
+    (inner, D), M = up[0].shape, x.numel() // x.shape[-1]
+    kept, out, room = x.new_empty(M * (inner + D + 2)), torch.empty_like(x), x.new_empty(M * inner)
+    told = byref(ahead(up)), byref(ahead(down))
+    places = map(address, (kept, room, out))
+    LIBRARY.fed_forward(x.data_ptr(), *told, of_norm(norm), values.told(anew=True), *places, M)
+    return out, kept
+
+
+def fed_forward_back(
+    gradient: Tensor,
+    up: Map,
+    down: Map,
+    norm: Affine,
+    values: Dropped,
+    kept: Tensor,
+    to_x: bool,
+    dshift: Tensor | None,
+    rooms: Sequence[Sequence[Tensor | None]],
+) -> Tensor:
+    """x's gradient, whole where it leads `to_x`."""
+    (inner, D), M = up[0].shape, gradient.numel() // gradient.shape[-1]
+    dx, room = torch.empty_like(gradient), gradient.new_empty(M * (D + inner))
+    told = byref(back(up, rooms[0])), byref(back(down, rooms[1]))
+    given, places = (of_norm(norm), values.told(), kept.data_ptr()), map(address, (dx, dshift, room))
+    LIBRARY.fed_forward_back(gradient.data_ptr(), *told, *given, to_x, *places, M)
+    return dx
