@@ -181,6 +181,22 @@ def test_attention_with_frozen_weights_and_its_norm_are_one_step(targets, masked
             y.sum().backward()
 
 
+@pytest.mark.parametrize("make", [lambda: Attention(32, 4, dropout=0.3), lambda: FeedForward(32, 50)])
+def test_one_step_reads_what_does_not_lie_row_by_row(make):
+    layer = make()
+    residual = changed(layer, "qkvo" if isinstance(layer, Attention) else "")
+    given, gradient = torch.randn(17, 4, 32), torch.randn(32, 17, 4)
+    found = []
+    for kernels in (True, False):
+        x = given.clone().requires_grad_()
+        residual.zero_grad()
+        torch.manual_seed(1)
+        with native.computing(kernels):
+            residual(x.transpose(0, 1)).backward(gradient.permute(2, 1, 0))
+        found.append([x.grad, *(p.grad for p in residual.parameters() if p.requires_grad)])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 def test_a_thin_matrix_that_is_frozen_has_no_gradient():
     residual = changed(Attention(32, 4), "qv")
     residual.sublayer.get_parameter("q.site.one.A").requires_grad_(False)

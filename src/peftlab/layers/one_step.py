@@ -75,7 +75,6 @@ class Attended(torch.autograd.Function):
         norm: Affine,
         *learned: Tensor,
     ) -> Tensor:
-        x = x.contiguous()
         B, T, _ = x.shape
         weights, values = dropped(cuts[0], B, asked.heads, T, T), dropped(cuts[1], *x.shape)
         out, kept, mixed = native.attended(x, maps, asked, norm, weights, values)
@@ -91,11 +90,12 @@ class Attended(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         kept, x, mixed, *keeps = ctx.saved_tensors[:5]
         to_x, to_shift, *_ = ctx.needs_input_grad
-        drop = (native.Dropped(cut, keep) for cut, keep in zip(ctx.cuts, keeps, strict=True))
+        weights, values = (native.Dropped(cut, keep) for cut, keep in zip(ctx.cuts, keeps, strict=True))
         rooms = [part.room() for part in ctx.maps]
         dshift = torch.empty_like(ctx.norm.shift) if to_shift else None
-        given = gradient.contiguous(), x, ctx.maps, ctx.asked, ctx.norm
-        dx = native.attended_back(*given, *drop, kept, mixed, to_x, dshift, rooms)
+        dx = native.attended_back(
+            gradient, x, ctx.maps, ctx.asked, ctx.norm, weights, values, kept, mixed, to_x, dshift, rooms
+        )
         return dx if to_x else None, dshift, *[None] * 4, *sum(rooms, ())
 
 
@@ -129,9 +129,8 @@ class FedForward(torch.autograd.Function):
         cut: int,
         *learned: Tensor,
     ) -> Tensor:
-        x = x.contiguous()
         values = dropped(cut, *x.shape)
-        out, kept = native.fed_forward(x, up, down, norm, values)
+        out, kept = native.fed_forward(x, (up, down), norm, values)
         ctx.save_for_backward(kept, values.keep, norm.scale, up.weight, down.weight)
         ctx.maps, ctx.cut, ctx.norm = (up, down), cut, norm
         return out
@@ -143,6 +142,6 @@ class FedForward(torch.autograd.Function):
         to_x, to_shift, *_ = ctx.needs_input_grad
         rooms = [part.room() for part in ctx.maps]
         dshift = torch.empty_like(ctx.norm.shift) if to_shift else None
-        given = gradient.contiguous(), *ctx.maps, ctx.norm, native.Dropped(ctx.cut, keep)
-        dx = native.fed_forward_back(*given, kept, to_x, dshift, rooms)
+        values = native.Dropped(ctx.cut, keep)
+        dx = native.fed_forward_back(gradient, ctx.maps, ctx.norm, values, kept, to_x, dshift, rooms)
         return dx if to_x else None, dshift, *[None] * 4, *sum(rooms, ())

@@ -23,7 +23,8 @@ from peftlab.layers.linear import Linear
 from peftlab.layers.norm import LayerNorm
 from peftlab.layers.residual import Absent, PostNorm, PreNorm
 from peftlab.layers.site import Site
-from peftlab.native.decode import ACTIVATIONS, AttentionMaps, Block, Map, Norm, Place, decode
+from peftlab.native.decode import ACTIVATIONS, AttentionMaps, Block, Map, Place, decode
+from peftlab.native.norm import Norm
 
 ALIKE = {"swish": "silu", "gelu_pytorch_tanh": "gelu_new"}
 

@@ -41,13 +41,13 @@ from peftlab.native.sublayer import Asked, Dropped, attended, attended_back, fed
 from peftlab.native.switch import computing, fits, keeps, takes
 
 __all__ = [
-    "Asked",
-    "Dropped",
     "FEW",
     "LIBRARY",
     "NAME",
     "TALL",
     "UNPACKED",
+    "Asked",
+    "Dropped",
     "add_linear",
     "add_linear_input",
     "address",

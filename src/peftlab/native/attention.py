@@ -47,7 +47,7 @@ def attend(
     """[B, H, Tq, d], twice [B, H, Tk, d], mask [B or 1, 1, Tq or 1, Tk], keep [B, H, Tq, Tk] → [B, H, Tq, d]."""
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     mixed = tokens_first(q)
-    shape, _mask = shape_of(*q.shape[:3], *k.shape[2:], scale, mask, keep, growth)
+    shape, _mask = shape_of((*q.shape[:3], *k.shape[2:]), scale, mask, keep, growth)
     LIBRARY.attend(Heads.of(q), Heads.of(k), Heads.of(v), Heads.of(mixed), shape)
     return mixed
 
@@ -65,7 +65,7 @@ def attend_back(
     """The gradients of q, k and v."""
     given = [t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v, gradient)]
     found = tokens_first(q), tokens_first(k), tokens_first(v)
-    shape, _mask = shape_of(*q.shape[:3], *k.shape[2:], scale, mask, keep, growth)
+    shape, _mask = shape_of((*q.shape[:3], *k.shape[2:]), scale, mask, keep, growth)
     LIBRARY.attend_back(*(Heads.of(t) for t in (*given, *found)), shape)
     return found
 
@@ -77,21 +77,14 @@ def tokens_first(like: Tensor) -> Tensor:
 
 
 def shape_of(
-    B: int,
-    H: int,
-    Tq: int,
-    Tk: int,
-    d: int,
-    scale: float,
-    mask: Tensor | None,
-    keep: Tensor | None = None,
-    growth: float = 1.0,
+    sizes: tuple[int, ...], scale: float, mask: Tensor | None, keep: Tensor | None = None, growth: float = 1.0
 ) -> tuple[Shape, Tensor | None]:
-    """What C is told, and the mask that it points to."""
+    """What C is told of B, H, Tq, Tk and d, and the mask that it points to."""
+    B, _, _, Tk, _ = sizes
     at, row, query = None, 0, 0
     if mask is not None:
         mask = mask.expand(B, 1, mask.shape[2], Tk)
         mask = mask if mask.stride(3) == 1 or Tk == 1 else mask.contiguous()
         at, row, query = mask.data_ptr(), mask.stride(0), mask.stride(2) if mask.shape[2] > 1 else 0
     kept = None if keep is None else keep.data_ptr()
-    return Shape(B, H, Tq, Tk, d, scale, growth, at, row, query, kept), mask
+    return Shape(*sizes, scale, growth, at, row, query, kept), mask

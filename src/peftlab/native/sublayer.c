@@ -146,8 +146,9 @@ EXPORT int attended_back(const float *g, const float *x, const map maps[4], cons
 
 /* norm(x + dropout(W₂ · gelu(W₁x + b₁) + b₂)) with maps that nothing changes; GELU's slope [M, inner], the norm's sum [M, D]
    and its two numbers a row are left in `kept`; `inner` has room. */
-EXPORT void fed_forward(const float *x, const map *up, const map *down, const norm *n, const dropping *values, float *kept,
-                        float *inner, float *out, long M) {
+EXPORT void fed_forward(const float *x, const map maps[2], const norm *n, const dropping *values, float *kept, float *inner,
+                        float *out, long M) {
+    const map *up = maps, *down = maps + 1;
     long D = up->K;
     float *slope = kept, *sum = kept + M * up->N, *stats = sum + M * D;
     if (values->keep) draw_kept(values->seeds, values->cut, values->keep, M * D);
@@ -157,8 +158,9 @@ EXPORT void fed_forward(const float *x, const map *up, const map *down, const no
 }
 
 /* As `attended_back`; `room` is for M · (D + inner). */
-EXPORT void fed_forward_back(const float *g, const map *up, const map *down, const norm *n, const dropping *values,
-                             const float *kept, int to_x, float *dx, float *dshift, float *room, long M) {
+EXPORT void fed_forward_back(const float *g, const map maps[2], const norm *n, const dropping *values, const float *kept,
+                             int to_x, float *dx, float *dshift, float *room, long M) {
+    const map *up = maps, *down = maps + 1;
     long D = up->K;
     const float *slope = kept, *sum = kept + M * up->N, *stats = sum + M * D;
     float *dy = values->keep ? room : dx, *dinner = room + M * D;

@@ -1,7 +1,7 @@
 """The two sublayers of a block whose own weights are frozen, each with the norm behind it, in one call (sublayer.c).
 
-Linear maps are given as (weight, bias, change), the change as (A, B, factor) or None; all of them lie row by row. A norm
-is (scale, shift, ε). What is dropped is a `Dropped`. Gradients go where there is `room` for them.
+Linear maps are given as (weight, bias, change), a change as (A, B, factor); all of them lie row by row. A norm is
+(scale, shift, ε). Gradients go where there is `room` for them.
 
 Shapes: M = B · T tokens, D width; a map from K to N, a change of rank r: A [r, K], B [N, r].
 """
@@ -43,7 +43,7 @@ class Dropping(Structure):
 
 
 class Dropped(NamedTuple):
-    """Of values `cut` of 65,536 are dropped, by three seeds; `keep` has a byte for each of them, None where all stay."""
+    """Of some values `cut` of 65,536 are dropped, by three seeds; `keep` has a byte for each, None: all stay."""
 
     cut: int
     keep: Tensor | None
@@ -64,8 +64,8 @@ class Asked(NamedTuple):
 
 declare("attended", *[c_void_p] * 9, gives=enough)
 declare("attended_back", *[c_void_p] * 9, c_int, *[c_void_p] * 3, gives=enough)
-declare("fed_forward", *[c_void_p] * 8, c_long)
-declare("fed_forward_back", *[c_void_p] * 6, c_int, *[c_void_p] * 3, c_long)
+declare("fed_forward", *[c_void_p] * 7, c_long)
+declare("fed_forward_back", *[c_void_p] * 5, c_int, *[c_void_p] * 3, c_long)
 
 
 def ahead(part: Map) -> Told:
@@ -90,11 +90,13 @@ def back(part: Map, room: Sequence[Tensor | None]) -> Told:
 
 
 def of_norm(norm: Affine) -> Any:
+    """A norm."""
     scale, shift, eps = norm
     return byref(Norm(scale.data_ptr(), shift.data_ptr(), eps))
 
 
 def ranks(maps: Sequence[Map]) -> list[int]:
+    """Of the maps' changes."""
     return [0 if change is None else change[0].shape[0] for _, _, change in maps]
 
 
@@ -104,14 +106,21 @@ def attended(
     """norm(x + dropout(o(attention of q(x), k(x), v(x)))), x [B, T, D], maps q, k, v and o; then what its gradients
     need, and o's input, which they need where o has a change.
     """
-    B, T, D = x.shape
-    shape, _mask = shape_of(B, asked.heads, T, T, D // asked.heads, asked.scale, asked.mask)
+    (B, T, D), x = x.shape, x.contiguous()
+    shape, _mask = shape_of((B, asked.heads, T, T, D // asked.heads), asked.scale, asked.mask)
     kept = x.new_empty(B * T * (4 * D + 2 + sum(ranks(maps))))
     mixed, out = torch.empty_like(x), torch.empty_like(x)
-    told = (Told * 4)(*map(ahead, maps))
-    drop = weights.told(anew=True), values.told(anew=True)
-    places = map(address, (kept, mixed, out))
-    LIBRARY.attended(x.data_ptr(), told, byref(shape), of_norm(norm), *drop, *places)
+    LIBRARY.attended(
+        x.data_ptr(),
+        (Told * 4)(*map(ahead, maps)),
+        byref(shape),
+        of_norm(norm),
+        weights.told(anew=True),
+        values.told(anew=True),
+        kept.data_ptr(),
+        mixed.data_ptr(),
+        out.data_ptr(),
+    )
     return out, kept, mixed
 
 
@@ -130,32 +139,48 @@ def attended_back(
     rooms: Sequence[Sequence[Tensor | None]],
 ) -> Tensor:
     """x's gradient, whole where it leads `to_x`; x is needed where q, k or v has a change."""
-    B, T, D = gradient.shape
-    shape, _mask = shape_of(B, asked.heads, T, T, D // asked.heads, asked.scale, asked.mask)
+    (B, T, D), gradient = gradient.shape, gradient.contiguous()
+    shape, _mask = shape_of((B, asked.heads, T, T, D // asked.heads), asked.scale, asked.mask)
+    x = None if x is None else x.contiguous()
     dx, room = torch.empty_like(gradient), gradient.new_empty(B * T * 5 * D + (B * T + D) * max(ranks(maps)))
-    told = (Told * 4)(*map(back, maps, rooms))
-    drop = weights.told(), values.told()
-    given, places = (gradient.data_ptr(), address(x)), map(address, (dx, dshift, room))
     LIBRARY.attended_back(
-        *given, told, byref(shape), of_norm(norm), *drop, kept.data_ptr(), address(mixed), to_x, *places
+        gradient.data_ptr(),
+        address(x),
+        (Told * 4)(*map(back, maps, rooms)),
+        byref(shape),
+        of_norm(norm),
+        weights.told(),
+        values.told(),
+        kept.data_ptr(),
+        address(mixed),
+        to_x,
+        dx.data_ptr(),
+        address(dshift),
+        room.data_ptr(),
     )
     return dx
 
 
-def fed_forward(x: Tensor, up: Map, down: Map, norm: Affine, values: Dropped) -> tuple[Tensor, Tensor]:
-    """norm(x + dropout(W₂ · gelu(W₁x + b₁) + b₂)) with maps that nothing changes, and what its gradients need."""
-    (inner, D), M = up[0].shape, x.numel() // x.shape[-1]
+def fed_forward(x: Tensor, maps: Sequence[Map], norm: Affine, values: Dropped) -> tuple[Tensor, Tensor]:
+    """norm(x + dropout(W₂ · gelu(W₁x + b₁) + b₂)) with two maps that nothing changes, and what its gradients need."""
+    (inner, D), M, x = maps[0][0].shape, x.numel() // x.shape[-1], x.contiguous()
     kept, out, room = x.new_empty(M * (inner + D + 2)), torch.empty_like(x), x.new_empty(M * inner)
-    told = byref(ahead(up)), byref(ahead(down))
-    places = map(address, (kept, room, out))
-    LIBRARY.fed_forward(x.data_ptr(), *told, of_norm(norm), values.told(anew=True), *places, M)
+    LIBRARY.fed_forward(
+        x.data_ptr(),
+        (Told * 2)(*map(ahead, maps)),
+        of_norm(norm),
+        values.told(anew=True),
+        kept.data_ptr(),
+        room.data_ptr(),
+        out.data_ptr(),
+        M,
+    )
     return out, kept
 
 
 def fed_forward_back(
     gradient: Tensor,
-    up: Map,
-    down: Map,
+    maps: Sequence[Map],
     norm: Affine,
     values: Dropped,
     kept: Tensor,
@@ -164,9 +189,18 @@ def fed_forward_back(
     rooms: Sequence[Sequence[Tensor | None]],
 ) -> Tensor:
     """x's gradient, whole where it leads `to_x`."""
-    (inner, D), M = up[0].shape, gradient.numel() // gradient.shape[-1]
+    (inner, D), M, gradient = maps[0][0].shape, gradient.numel() // gradient.shape[-1], gradient.contiguous()
     dx, room = torch.empty_like(gradient), gradient.new_empty(M * (D + inner))
-    told = byref(back(up, rooms[0])), byref(back(down, rooms[1]))
-    given, places = (of_norm(norm), values.told(), kept.data_ptr()), map(address, (dx, dshift, room))
-    LIBRARY.fed_forward_back(gradient.data_ptr(), *told, *given, to_x, *places, M)
+    LIBRARY.fed_forward_back(
+        gradient.data_ptr(),
+        (Told * 2)(*map(back, maps, rooms)),
+        of_norm(norm),
+        values.told(),
+        kept.data_ptr(),
+        to_x,
+        dx.data_ptr(),
+        address(dshift),
+        room.data_ptr(),
+        M,
+    )
     return dx
