@@ -6,6 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import peftlab
+from peftlab import native
 from peftlab.data.batch import Batch
 from peftlab.layers.addition import LowRank
 from peftlab.layers.attention import Attention, attend, split
@@ -21,7 +22,17 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def a_map(bias: bool, change: bool) -> Map:
+def single(m: Map) -> Map:
+    """The same for the kernels."""
+    change = None if m.change is None else LowRank(*map(leaf, m.change[:2]), m.change.scale)
+    return Map(leaf(m.weight), None if m.bias is None else leaf(m.bias), change)
+
+
+def leaf(t: torch.Tensor) -> torch.Tensor:
+    return t.detach().float().requires_grad_(t.requires_grad)
+
+
+def a_map(bias: bool, change: bool, D: int = D) -> Map:
     return Map(random(D, D), random(D) if bias else None, LowRank(random(r, D), random(D, r), 0.7) if change else None)
 
 
@@ -54,6 +65,30 @@ def test_values_and_gradients_are_those_with_keys_and_values(bias, change, mask,
     torch.testing.assert_close(one, whole, rtol=0, atol=1e-12)
     ours, theirs = (torch.autograd.grad((found * out).sum(), learned) for found in (one, whole))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+
+
+@pytest.mark.skipif(native.LIBRARY is None, reason="the kernels were not built, or this is not AVX2")
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("change", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_kernel_gives_what_torch_gives(bias, change, mask, dropout):
+    torch.manual_seed(0)
+    for B, T, H, d in ((3, 5, 4, 3), (1, 1, 1, 8), (40, 33, 3, 40)):
+        D = H * d
+        q, memory, k, v = random(B, H, 1, d), random(B, T, D), a_map(bias, change, D), a_map(bias, change, D)
+        allowed, out, scale = None if mask == "none" else torch.rand(B, 1, 1, T) < 0.5, torch.randn(B, H, 1, d), 0.5 / D
+        found = []
+        for given in ((q, memory, k, v), (leaf(q), leaf(memory), single(k), single(v))):
+            torch.manual_seed(1)
+            learned = [t for t in (*given[:2], *tensors(*given[2:])) if t.requires_grad]
+            with native.computing():
+                mixed = attend_one(*given, scale, allowed, dropout)
+            step = type(mixed.grad_fn.next_functions[0][0]).__name__
+            assert (step == "OneQueryBackward") == (mixed.dtype is torch.float32)
+            found.append([mixed.detach(), *torch.autograd.grad((mixed * out).sum(), learned)])
+        for theirs, ours in zip(*found, strict=True):
+            torch.testing.assert_close(ours.double(), theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()) + 1e-6)
 
 
 @pytest.mark.parametrize("score", ["scaled", "dot", "weighted"])

@@ -66,6 +66,11 @@ class Map(NamedTuple):
     bias: Tensor | None
     change: LowRank | None
 
+    @property
+    def whole(self) -> Tensor:
+        """W and its change; not for bf16, which would round the change away."""
+        return self.weight if self.change is None else self.weight.addmm(*self.change[1::-1], alpha=self.change.scale)
+
 
 class FrozenMap(Map):
     """With frozen W, by our own kernels: neither the change nor its part of x's gradient has its own place."""

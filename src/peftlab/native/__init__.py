@@ -23,6 +23,7 @@ from peftlab.native.attention import attend, attend_back
 from peftlab.native.choose import continuations, likeliest, log_softmax
 from peftlab.native.library import LIBRARY, NAME, TALL
 from peftlab.native.norm import join, join_back
+from peftlab.native.one_query import ask_tokens, ask_tokens_back
 from peftlab.native.pointwise import apply_kept, draw_kept, gelu, gelu_back
 from peftlab.native.product import (
     FEW,
@@ -52,6 +53,8 @@ __all__ = [
     "add_linear_input",
     "address",
     "apply_kept",
+    "ask_tokens",
+    "ask_tokens_back",
     "attend",
     "attend_back",
     "attended",

@@ -7,96 +7,10 @@
    [B, H, T, d]; `seen` [B, Tq or 1, Tk] those of its two first, (row, query), and is 1 where a key may be seen;
    `keep` [B, H, Tq, Tk] follows itself. A query that may see nothing is given zeros. */
 
-#include <float.h>
-#include <omp.h>
-
-#define VECTORS 2
-#include "vector.h"
+#include "heads.h"
 
 enum { QUERIES = 48, FEW = 8 };
 /* at once: their scores stay in the second-level cache; and up to how many nothing is packed for them */
-
-static const float ZEROS[NR];
-
-static long padded(long n) { return (n + NR - 1) / NR * NR; }
-static long whole(long n) { return (n + LANES - 1) / LANES * LANES; }
-
-/* Room for each thread, or NULL. */
-static float *room(long floats) {
-    return aligned_alloc(64, (sizeof(float) * floats * omp_get_max_threads() + 63) / 64 * 64);
-}
-
-/* All panels of w's rows (`turned`), or of its columns: [padded(N) / NR] × K × NR. */
-static void pack(const float *w, long ld, long N, long K, int turned, float *b) {
-    for (long n = 0; n < N; n += NR) {
-        int width = (int)least(NR, N - n);
-        if (turned)
-            pack_rows(w + n * ld, ld, width, K, b + n * K);
-        else
-            pack_columns(w + n, ld, width, K, b + n * K);
-    }
-}
-
-/* c[M, N] (+)= a · the packed panels; `start` is ZEROS, or NULL to add to c. */
-static void times(const float *a, long row, long step, const float *b, long M, long N, long K, float *c, long ldc,
-                  const float *start) {
-    for (long n = 0; n < N; n += NR)
-        rows_of(M, a, row, step, b + n * K, K, c + n, ldc, start, (int)least(NR, N - n));
-}
-
-/* The most that each of `used` scores may be: the least number where a key may not be seen, or there is none. Gives
-   whether one may be seen. */
-static int limits(const uint8_t *seen, long Tk, long used, float *most) {
-    uint8_t any = !seen;
-    for (long j = 0; j < Tk; j++) most[j] = !seen || seen[j] ? FLT_MAX : -FLT_MAX;
-    for (long j = 0; seen && j < Tk; j++) any |= seen[j];
-    for (long j = Tk; j < used; j++) most[j] = -FLT_MAX;
-    return any;
-}
-
-/* Which of eight weights stay: all ones where a byte of `keep` is 1. Behind a query's keys they are those of the next query,
-   and none behind the last. */
-INLINE ivec staying(const uint8_t *keep, const uint8_t *end) {
-    typedef uint64_t words __attribute__((vector_size(16)));
-    typedef char bytes __attribute__((vector_size(16)));
-    uint64_t eight = 0;
-    if (keep + LANES <= end)
-        memcpy(&eight, keep, LANES);
-    else
-        for (int j = 0; keep + j < end; j++) eight |= (uint64_t)keep[j] << 8 * j;
-    return -(ivec)__builtin_ia32_pmovzxbd256((bytes)(words){eight, 0});
-}
-
-/* Scores [count, ld] of some queries become weights, zeros where nothing may be seen; `left` is what dropout leaves of them,
-   grown, and may be their own place. `most` has room for ld. */
-static void weigh(float *scores, float *left, long count, long ld, const shape *s, long pair, long query, float *most) {
-    long b = pair / s->H, used = whole(s->Tk);
-    int any = 0;
-    for (long i = 0; i < count; i++) {
-        float *row = scores + i * ld;
-        if (i == 0 || s->seen_query)
-            any = limits(s->seen ? s->seen + b * s->seen_row + (query + i) * s->seen_query : NULL, s->Tk, used, most);
-        vec high = all(-FLT_MAX);
-        for (long j = 0; j < used; j += LANES) {
-            vec score = smaller(load(most + j), load(row + j));
-            high = larger(high, score);
-            store(row + j, score);
-        }
-        vec total = all(0.0f), scale = all(s->scale), top = largest(high);
-        for (long j = 0; j < used; j += LANES) {
-            vec e = exponential((load(row + j) - top) * scale);
-            total += e;
-            store(row + j, e);
-        }
-        vec share = all(any ? 1.0f / sum(total) : 0.0f);
-        for (long j = 0; j < used; j += LANES) store(row + j, load(row + j) * share);
-        if (!s->keep) continue;
-        const uint8_t *keep = s->keep + (pair * s->Tq + query + i) * s->Tk;
-        const uint8_t *end = s->keep + s->B * s->H * s->Tq * s->Tk;
-        for (long j = 0; j < used; j += LANES)
-            store(left + i * ld + j, (vec)((ivec)(load(row + j) * all(s->growth)) & staying(keep + j, end)));
-    }
-}
 
 /* Whether there is enough for a second thread. */
 static int worth(const shape *s) { return s->B * s->H * s->Tq * s->Tk * s->d > 40000; }
