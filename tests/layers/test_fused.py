@@ -10,7 +10,7 @@ from peftlab.layers.attention import Attention
 from peftlab.layers.feedforward import FeedForward
 from peftlab.layers.linear import Linear
 from peftlab.layers.norm import LayerNorm
-from peftlab.layers.residual import PostNorm
+from peftlab.layers.residual import PostNorm, PreNorm
 from peftlab.peft.changes import BiasChange, NormChange
 
 pytestmark = pytest.mark.skipif(native.LIBRARY is None, reason="the kernels were not built, or this is not AVX2")
@@ -197,6 +197,20 @@ def test_one_step_reads_what_does_not_lie_row_by_row(make):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("targets", ["", "qv", "qkvo"])
+def test_attention_whose_norm_is_elsewhere_is_one_step_too(targets):
+    layer = changed(Attention(32, 4, dropout=0.3), targets).sublayer
+    residual = PreNorm(32, layer, LayerNorm(32), dropout=0.2)
+    x = torch.randn(4, 17, 32)
+    same(residual.train(), x)
+    with native.computing():
+        y = residual.eval()(x.requires_grad_())
+        assert "AttendedBackward" in {type(step).__name__ for step, _ in y.grad_fn.next_functions}
+        if targets:  # as in the lowest block, whose input does not learn
+            residual(x.detach()).sum().backward()
+    same(residual, x.detach())
+
+
 def test_a_thin_matrix_that_is_frozen_has_no_gradient():
     residual = changed(Attention(32, 4), "qv")
     residual.sublayer.get_parameter("q.site.one.A").requires_grad_(False)
@@ -248,13 +262,15 @@ def test_a_frozen_feed_forward_network_and_its_norm_are_one_step(dropout):
             assert torch.equal(residual(x), y)
 
 
-def shifted(residual: PostNorm, *skipped: str) -> PostNorm:
-    """All frozen, with a change of every bias, that of the norm too; not of keys', whose gradient is rounding alone."""
+def shifted(residual: PostNorm, *skipped: str, scale: bool = False) -> PostNorm:
+    """All frozen, with a change of every bias, that of the norm too, or of all of the norm; not of keys', whose
+    gradient is rounding alone.
+    """
     residual.requires_grad_(False)
     torch.nn.init.normal_(residual.norm.weight)
     for name, part in list(residual.named_modules()):
         if isinstance(part, Linear | LayerNorm) and name not in ("sublayer.k", *skipped):
-            change = BiasChange(part.bias) if isinstance(part, Linear) else NormChange(part.weight, scale=False)
+            change = BiasChange(part.bias) if isinstance(part, Linear) else NormChange(part.weight, scale)
             torch.nn.init.normal_(change.shift)
             part.site.put("one", change)
             part.site.active = ("one",)
@@ -264,8 +280,9 @@ def shifted(residual: PostNorm, *skipped: str) -> PostNorm:
 @pytest.mark.parametrize("skipped", [(), ("norm",), ("sublayer.up", "sublayer.q"), ("sublayer.down", "sublayer.o")])
 @pytest.mark.parametrize("make", [lambda: Attention(32, 4, dropout=0.3), lambda: FeedForward(32, 50)])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_biases_that_learn_are_no_more_steps(make, skipped, dropout):
-    residual = shifted(PostNorm(32, make(), LayerNorm(32), dropout), *skipped)
+@pytest.mark.parametrize("scale", [False, True])
+def test_biases_and_norms_that_learn_are_no_more_steps(make, skipped, dropout, scale):
+    residual = shifted(PostNorm(32, make(), LayerNorm(32), dropout), *skipped, scale=scale)
     x = torch.randn(5, 40, 32)
     same(residual.train(), x)
     same(residual.eval(), x)

@@ -23,32 +23,40 @@ from peftlab import native
 from peftlab.layers.attention import Attention, Dot, Scaled
 from peftlab.layers.dropout import draw_seeds, in_65536
 from peftlab.layers.feedforward import FeedForward
+from peftlab.layers.joined import affine_room
 from peftlab.layers.linear import FrozenMap
 from peftlab.layers.norm import Affine
 from peftlab.layers.site import Route
 
 
 def in_one_step(
-    sublayer: nn.Module, x: Tensor, norm: Affine, p: float, route: Route | None, inputs: dict[str, Any]
+    sublayer: nn.Module, x: Tensor, norm: Affine | None, p: float, route: Route | None, inputs: dict[str, Any]
 ) -> Tensor | None:
-    """norm(x + f(x)) of x that the kernels are to compute with, where a part `p` of f's values is dropped; None where
-    it is not to be one step.
+    """norm(x + f(x)), where a part `p` of f's values is dropped, or without a norm f(x); None where it is not to be
+    one step.
     """
-    fits = native.TALL and x.ndim == 3 and x.shape[-1:] == norm.scale.shape  # of another width torch tells
-    if not fits or not torch.is_grad_enabled():
+    if not native.TALL or x.ndim != 3 or not torch.is_grad_enabled() or not native.fits(x, x):
         return None
     if type(sublayer) is Attention:
         return attended(sublayer, x, norm, p, route, **inputs)
-    if type(sublayer) is FeedForward:
+    if type(sublayer) is FeedForward and norm is not None:
         return fed_forward(sublayer, x, norm, p, route)
     return None
 
 
 def attended(
-    f: Attention, x: Tensor, norm: Affine, p: float, route: Route | None, mask: Tensor | None = None, **others: Any
+    f: Attention,
+    x: Tensor,
+    norm: Affine | None,
+    p: float,
+    route: Route | None,
+    mask: Tensor | None = None,
+    **others: Any,
 ) -> Tensor | None:
     """Self-attention that nobody looks at, with nothing before its keys."""
     if any(other is not None for other in others.values()) or type(f.score) not in (Dot, Scaled):
+        return None
+    if x.shape[-1] != f.q.in_features:  # of another width torch tells
         return None
     maps = [part.frozen_map(route) for part in (f.q, f.k, f.v, f.o)]
     if not f.kv.idle(route) or any(part is None for part in maps):
@@ -58,30 +66,34 @@ def attended(
         return None
     cuts = in_65536(f.dropout if f.training else 0.0), in_65536(p)
     asked = native.Asked(f.heads, f.score.scale, mask)
-    return Attended.apply(x, norm.shift, maps, asked, cuts, norm, *sum(learned, ()))
+    return Attended.apply(x, *(norm or (None, None, 0.0)), maps, asked, cuts, *sum(learned, ()))
 
 
 class Attended(torch.autograd.Function):
-    """norm(x + dropout(o(attention of q(x), k(x), v(x)))); `learned` is what learns of the maps."""
+    """norm(x + dropout(o(attention of q(x), k(x), v(x)))), or without a norm o's output; `learned` is what learns of
+    the maps.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        shift: Tensor,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        eps: float,
         maps: list[FrozenMap],
         asked: native.Asked,
         cuts: tuple[int, int],
-        norm: Affine,
         *learned: Tensor,
     ) -> Tensor:
+        norm = None if scale is None or shift is None else Affine(scale, shift, eps)
         B, T, _ = x.shape
         weights, values = dropped(cuts[0], B, asked.heads, T, T), dropped(cuts[1], *x.shape)
         out, kept, mixed = native.attended(x, maps, asked, norm, weights, values)
         *inputs, o = (part.change is not None for part in maps)
         again = x if any(inputs) else None, mixed if o else None
         watched = *learned, *(part.weight for part in maps)  # by torch: none may change before it is used again
-        ctx.save_for_backward(kept, *again, weights.keep, values.keep, asked.mask, norm.scale, *watched)
+        ctx.save_for_backward(kept, *again, weights.keep, values.keep, asked.mask, scale, *watched)
         ctx.maps, ctx.asked, ctx.cuts, ctx.norm = maps, asked, cuts, norm
         return out
 
@@ -89,14 +101,14 @@ class Attended(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         kept, x, mixed, *keeps = ctx.saved_tensors[:5]
-        to_x, to_shift, *_ = ctx.needs_input_grad
+        to_x, *to_norm = ctx.needs_input_grad[:3]
         weights, values = (native.Dropped(cut, keep) for cut, keep in zip(ctx.cuts, keeps, strict=True))
         rooms = [part.room() for part in ctx.maps]
-        dshift = torch.empty_like(ctx.norm.shift) if to_shift else None
+        affine = (None, None) if ctx.norm is None else affine_room(ctx.norm.scale, to_norm)
         dx = native.attended_back(
-            gradient, x, ctx.maps, ctx.asked, ctx.norm, weights, values, kept, mixed, to_x, dshift, rooms
+            gradient, x, ctx.maps, ctx.asked, ctx.norm, weights, values, kept, mixed, to_x, affine, rooms
         )
-        return dx if to_x else None, dshift, *[None] * 4, *sum(rooms, ())
+        return dx if to_x else None, *affine, *[None] * 4, *sum(rooms, ())
 
 
 def dropped(cut: int, *shape: int) -> native.Dropped:
@@ -110,9 +122,11 @@ def fed_forward(f: FeedForward, x: Tensor, norm: Affine, p: float, route: Route 
     up, down = f.up.frozen_map(route), f.down.frozen_map(route)
     if f.name != "gelu" or f.drops or up is None or down is None or up.change is not None or down.change is not None:
         return None
+    if x.shape[-1] != f.up.in_features:  # of another width torch tells
+        return None
     if not any(t.requires_grad for t in (x, *up.learned)):  # nothing leads through the network
         return None
-    return FedForward.apply(x, norm.shift, up, down, norm, in_65536(p), *up.learned, *down.learned)
+    return FedForward.apply(x, *norm, up, down, in_65536(p), *up.learned, *down.learned)
 
 
 class FedForward(torch.autograd.Function):
@@ -122,16 +136,18 @@ class FedForward(torch.autograd.Function):
     def forward(
         ctx: Any,
         x: Tensor,
+        scale: Tensor,
         shift: Tensor,
+        eps: float,
         up: FrozenMap,
         down: FrozenMap,
-        norm: Affine,
         cut: int,
         *learned: Tensor,
     ) -> Tensor:
+        norm = Affine(scale, shift, eps)
         values = dropped(cut, *x.shape)
         out, kept = native.fed_forward(x, (up, down), norm, values)
-        ctx.save_for_backward(kept, values.keep, norm.scale, up.weight, down.weight)
+        ctx.save_for_backward(kept, values.keep, scale, up.weight, down.weight)
         ctx.maps, ctx.cut, ctx.norm = (up, down), cut, norm
         return out
 
@@ -139,9 +155,9 @@ class FedForward(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         kept, keep, *_ = ctx.saved_tensors
-        to_x, to_shift, *_ = ctx.needs_input_grad
+        to_x, *to_norm = ctx.needs_input_grad[:3]
         rooms = [part.room() for part in ctx.maps]
-        dshift = torch.empty_like(ctx.norm.shift) if to_shift else None
+        affine = affine_room(ctx.norm.scale, to_norm)
         values = native.Dropped(ctx.cut, keep)
-        dx = native.fed_forward_back(gradient, ctx.maps, ctx.norm, values, kept, to_x, dshift, rooms)
-        return dx if to_x else None, dshift, *[None] * 4, *sum(rooms, ())
+        dx = native.fed_forward_back(gradient, ctx.maps, ctx.norm, values, kept, to_x, affine, rooms)
+        return dx if to_x else None, *affine, *[None] * 4, *sum(rooms, ())

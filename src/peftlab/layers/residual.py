@@ -14,7 +14,6 @@ Shapes: B rows, T tokens, D width.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from peftlab import native
@@ -46,8 +45,7 @@ class Residual(nn.Module):
     ) -> Tensor:
         """x [B, T, D]; `real` [B, T] is True at real tokens; `inputs` are the sublayer's own."""
 
-        joined = None if among is not None else self.in_one_step(x, route, inputs)
-        if joined is not None:
+        if among is None and (joined := self.in_one_step(x, route, inputs)) is not None:
             return joined
 
         def join(y: Tensor) -> Tensor:
@@ -56,7 +54,9 @@ class Residual(nn.Module):
         received = self.receive(x, real, route)
         if among is not None:
             inputs["memory"] = self.receive(among, real, route)
-        y = self.sublayer(received, route=route, **inputs)
+        y = in_one_step(self.sublayer, received, None, 0.0, route, inputs)
+        if y is None:
+            y = self.sublayer(received, route=route, **inputs)
         if self.out.idle(route) and (norm := self.fusing(x, y, route)) is not None:
             return fused_join(x, y, norm, self.dropped)
         if self.training:
@@ -99,8 +99,12 @@ class PostNorm(Residual):
         if not native.fits(x, y) or x.shape != y.shape or not isinstance(self.norm, LayerNorm):
             return None
         norm = self.norm.affine(route)
-        learned = torch.is_grad_enabled() and norm.scale.requires_grad
-        return None if learned or norm.shift.ndim > 1 else norm
+        told = all(native.takes(t) and t.shape == x.shape[-1:] and t.is_contiguous() for t in norm[:2])
+        return norm if told else None
+
+    def join(self, x: Tensor, y: Tensor, real: Tensor | None, route: Route | None) -> Tensor:
+        norm = self.fusing(x, y, route)
+        return super().join(x, y, real, route) if norm is None else fused_join(x, y, norm, 0.0)
 
 
 class PreNorm(Residual):

@@ -22,7 +22,7 @@ A file of Python calls the C file of its name; `library` finds and loads what wa
 from peftlab.native.attention import attend, attend_back
 from peftlab.native.choose import continuations, likeliest, log_softmax
 from peftlab.native.library import LIBRARY, NAME, TALL
-from peftlab.native.norm import join, join_back
+from peftlab.native.norm import join, join_affine, join_back
 from peftlab.native.one_query import ask_tokens, ask_tokens_back
 from peftlab.native.pointwise import apply_kept, draw_kept, gelu, gelu_back
 from peftlab.native.product import (
@@ -69,6 +69,7 @@ __all__ = [
     "gelu",
     "gelu_back",
     "join",
+    "join_affine",
     "join_back",
     "keeps",
     "likeliest",

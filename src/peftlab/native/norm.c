@@ -69,3 +69,21 @@ EXPORT void join_back(const float *g, const float *sum, const float *stats, cons
         }
     }
 }
+
+/* The gradients of scale and shift, sums over the rows of g · h and of g; one that is NULL is not wanted. */
+EXPORT void join_affine(const float *g, const float *sum, const float *stats, float *dscale, float *dshift, long M, long D) {
+    enum { WIDE = 64 };
+#pragma omp parallel for schedule(static) if (M * D > WORTH)
+    for (long from = 0; from < D; from += WIDE) {
+        float of_scale[WIDE] = {0}, of_shift[WIDE] = {0};
+        long wide = least(WIDE, D - from);
+        for (long m = 0; m < M; m++) {
+            const float *gm = g + m * D + from, *sm = sum + m * D + from;
+            float mean = stats[2 * m], factor = stats[2 * m + 1];
+#pragma omp simd
+            for (long i = 0; i < wide; i++) of_scale[i] += gm[i] * (sm[i] - mean) * factor, of_shift[i] += gm[i];
+        }
+        if (dscale) memcpy(dscale + from, of_scale, sizeof(float) * wide);
+        if (dshift) memcpy(dshift + from, of_shift, sizeof(float) * wide);
+    }
+}

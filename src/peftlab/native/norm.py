@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from peftlab.native.library import LIBRARY, declare
+from peftlab.native.product import address
 
 
 class Norm(Structure):
@@ -21,6 +22,7 @@ class Norm(Structure):
 
 declare("join", *[c_void_p] * 3, c_float, *[c_void_p] * 2, c_float, *[c_void_p] * 3, *[c_long] * 2)
 declare("join_back", *[c_void_p] * 5, c_float, *[c_void_p] * 2, *[c_long] * 2)
+declare("join_affine", *[c_void_p] * 5, *[c_long] * 2)
 
 
 def join(
@@ -53,3 +55,10 @@ def join_back(
     parts = gradient, total, stats, scale, keep, growth, dx, dy
     LIBRARY.join_back(*(t.data_ptr() if isinstance(t, Tensor) else t for t in parts), gradient.numel() // D, D)
     return dx, dy
+
+
+def join_affine(gradient: Tensor, total: Tensor, stats: Tensor, dscale: Tensor | None, dshift: Tensor | None) -> None:
+    """The gradients of scale and shift [D], where there is room for them."""
+    D, gradient = gradient.shape[-1], gradient.contiguous()
+    places = map(address, (gradient, total, stats, dscale, dshift))
+    LIBRARY.join_affine(*places, gradient.numel() // D, D)

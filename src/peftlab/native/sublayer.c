@@ -116,11 +116,11 @@ EXPORT int attended(const float *x, const map maps[4], const shape *given, const
     return 0;
 }
 
-/* From the gradient g of what `attended` gave: x's in dx, whole only where it is wanted (`to_x`), the shift's, and those of the
+/* From the gradient g of what `attended` gave: x's in dx, whole only where it is wanted (`to_x`), the norm's, and those of the
    maps. `room` is for 5 · M · D and what `back` needs. */
 EXPORT int attended_back(const float *g, const float *x, const map maps[4], const shape *given, const norm *n,
                          const dropping *weights, const dropping *values, float *kept, const float *mixed, int to_x,
-                         float *dx, float *dshift, float *room) {
+                         float *dx, float *dscale, float *dshift, float *room) {
     shape s = *given;
     long M = s.B * s.Tq, D = s.H * s.d, size = M * D;
     places p = within(kept, maps, M, D);
@@ -131,7 +131,7 @@ EXPORT int attended_back(const float *g, const float *x, const map maps[4], cons
         float *dropped = values->keep ? room + 4 * size : dx;
         join_back(g, p.sum, p.stats, n->scale, values->keep, growth(values), dx, dropped, M, D);
         dy = dropped;
-        if (dshift) column_sums(g, dshift, M, D);
+        if (dscale || dshift) join_affine(g, p.sum, p.stats, dscale, dshift, M, D);
     }
     back(&maps[3], dy, mixed, p.u[3], dmixed, 0, rest, M); /* dy may be dx, to which is added only after this */
     if (attend_back(by_head(p.q, &s), by_head(p.k, &s), by_head(p.v, &s), by_head(dmixed, &s), to_heads(dq, &s),
@@ -159,13 +159,13 @@ EXPORT void fed_forward(const float *x, const map maps[2], const norm *n, const 
 
 /* As `attended_back`; `room` is for M · (D + inner). */
 EXPORT void fed_forward_back(const float *g, const map maps[2], const norm *n, const dropping *values, const float *kept,
-                             int to_x, float *dx, float *dshift, float *room, long M) {
+                             int to_x, float *dx, float *dscale, float *dshift, float *room, long M) {
     const map *up = maps, *down = maps + 1;
     long D = up->K;
     const float *slope = kept, *sum = kept + M * up->N, *stats = sum + M * D;
     float *dy = values->keep ? room : dx, *dinner = room + M * D;
     join_back(g, sum, stats, n->scale, values->keep, growth(values), dx, dy, M, D);
-    if (dshift) column_sums(g, dshift, M, D);
+    if (dscale || dshift) join_affine(g, sum, stats, dscale, dshift, M, D);
     if (down->db) column_sums(dy, down->db, M, D);
     linear_input(dy, down->w, down->panels, slope, dinner, M, D, down->K);
     if (to_x) add_linear_input(dinner, up->w, up->panels, dx, M, up->N, D);

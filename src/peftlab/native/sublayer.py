@@ -1,7 +1,7 @@
 """The two sublayers of a block whose own weights are frozen, each with the norm behind it, in one call (sublayer.c).
 
 Linear maps are given as (weight, bias, change), a change as (A, B, factor); all of them lie row by row. A norm is
-(scale, shift, ε). Gradients go where there is `room` for them.
+(scale, shift, ε). Gradients go where there is `room` for them; `affine` is that for the norm's scale and shift.
 
 Shapes: M = B · T tokens, D width; a map from K to N, a change of rank r: A [r, K], B [N, r].
 """
@@ -63,9 +63,9 @@ class Asked(NamedTuple):
 
 
 declare("attended", *[c_void_p] * 9, gives=enough)
-declare("attended_back", *[c_void_p] * 9, c_int, *[c_void_p] * 3, gives=enough)
+declare("attended_back", *[c_void_p] * 9, c_int, *[c_void_p] * 4, gives=enough)
 declare("fed_forward", *[c_void_p] * 7, c_long)
-declare("fed_forward_back", *[c_void_p] * 5, c_int, *[c_void_p] * 3, c_long)
+declare("fed_forward_back", *[c_void_p] * 5, c_int, *[c_void_p] * 4, c_long)
 
 
 def ahead(part: Map) -> Told:
@@ -89,8 +89,10 @@ def back(part: Map, room: Sequence[Tensor | None]) -> Told:
     return Told(weight.data_ptr(), panels, None, *thin, *weight.shape, A.shape[0], factor, *map(address, room))
 
 
-def of_norm(norm: Affine) -> Any:
+def of_norm(norm: Affine | None) -> Any:
     """A norm."""
+    if norm is None:
+        return None
     scale, shift, eps = norm
     return byref(Norm(scale.data_ptr(), shift.data_ptr(), eps))
 
@@ -101,14 +103,14 @@ def ranks(maps: Sequence[Map]) -> list[int]:
 
 
 def attended(
-    x: Tensor, maps: Sequence[Map], asked: Asked, norm: Affine, weights: Dropped, values: Dropped
+    x: Tensor, maps: Sequence[Map], asked: Asked, norm: Affine | None, weights: Dropped, values: Dropped
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """norm(x + dropout(o(attention of q(x), k(x), v(x)))), x [B, T, D], maps q, k, v and o; then what its gradients
-    need, and o's input, which they need where o has a change.
+    """norm(x + dropout(o(attention of q(x), k(x), v(x)))), x [B, T, D], maps q, k, v and o, or without a norm o's
+    output; then what its gradients need, and o's input, which they need where o has a change.
     """
     (B, T, D), x = x.shape, x.contiguous()
     shape, _mask = shape_of((B, asked.heads, T, T, D // asked.heads), asked.scale, asked.mask)
-    kept = x.new_empty(B * T * (4 * D + 2 + sum(ranks(maps))))
+    kept = x.new_empty(B * T * (3 * D + sum(ranks(maps)) + (0 if norm is None else D + 2)))
     mixed, out = torch.empty_like(x), torch.empty_like(x)
     LIBRARY.attended(
         x.data_ptr(),
@@ -129,13 +131,13 @@ def attended_back(
     x: Tensor | None,
     maps: Sequence[Map],
     asked: Asked,
-    norm: Affine,
+    norm: Affine | None,
     weights: Dropped,
     values: Dropped,
     kept: Tensor,
     mixed: Tensor | None,
     to_x: bool,
-    dshift: Tensor | None,
+    affine: tuple[Tensor | None, Tensor | None],
     rooms: Sequence[Sequence[Tensor | None]],
 ) -> Tensor:
     """x's gradient, whole where it leads `to_x`; x is needed where q, k or v has a change."""
@@ -155,7 +157,7 @@ def attended_back(
         address(mixed),
         to_x,
         dx.data_ptr(),
-        address(dshift),
+        *map(address, affine),
         room.data_ptr(),
     )
     return dx
@@ -185,7 +187,7 @@ def fed_forward_back(
     values: Dropped,
     kept: Tensor,
     to_x: bool,
-    dshift: Tensor | None,
+    affine: tuple[Tensor | None, Tensor | None],
     rooms: Sequence[Sequence[Tensor | None]],
 ) -> Tensor:
     """x's gradient, whole where it leads `to_x`."""
@@ -199,7 +201,7 @@ def fed_forward_back(
         kept.data_ptr(),
         to_x,
         dx.data_ptr(),
-        address(dshift),
+        *map(address, affine),
         room.data_ptr(),
         M,
     )

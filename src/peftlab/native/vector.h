@@ -234,5 +234,6 @@ void join(const float *x, const float *y, const uint8_t *keep, float growth, con
           float eps, float *sum, float *stats, float *out, long M, long D);
 void join_back(const float *g, const float *sum, const float *stats, const float *scale, const uint8_t *keep, float growth,
                float *dx, float *dy, long M, long D);
+void join_affine(const float *g, const float *sum, const float *stats, float *dscale, float *dshift, long M, long D);
 
 #endif
