@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from peftlab import native
-from peftlab.layers.addition import Addition, LowRank
+from peftlab.layers.addition import Addition, LowRank, Thin
 from peftlab.layers.attention import Attention
 from peftlab.layers.feedforward import FeedForward
 from peftlab.layers.linear import Linear
@@ -195,6 +195,46 @@ def test_one_step_reads_what_does_not_lie_row_by_row(make):
             residual(x.transpose(0, 1)).backward(gradient.permute(2, 1, 0))
         found.append([x.grad, *(p.grad for p in residual.parameters() if p.requires_grad)])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+class Network(Addition):
+    """Thin, behind a sublayer; alone it is one step with it."""
+
+    def __init__(self, width: int, inner: int, scale: float) -> None:
+        super().__init__()
+        self.down, self.up, self.scale = nn.Linear(width, inner), nn.Linear(inner, width), scale
+
+    def forward(self, y, x, join):
+        return y + self.scale * self.up(nn.functional.gelu(self.down(y)))
+
+    def thin(self):
+        return Thin(self.down.weight, self.down.bias, self.up.weight, self.up.bias, self.scale)
+
+
+@pytest.mark.parametrize("inner", [1, 6, 70])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("make", [lambda: Attention(32, 4, dropout=0.3), lambda: FeedForward(32, 50)])
+def test_a_thin_network_behind_a_sublayer_is_no_more_steps(make, dropout, inner):
+    layer = make()
+    residual = changed(layer, "qo" if isinstance(layer, Attention) else "")
+    residual.dropout.p = dropout
+    residual.out.put("one", Network(32, inner, 0.7))
+    residual.out.active = ("one",)
+    x = torch.randn(5, 40, 32)
+    same(residual.train(), x)
+    same(residual.eval(), x)
+    with native.computing():
+        y = residual(x.requires_grad_())
+        first = "AttendedBackward" if isinstance(layer, Attention) else "FedForwardBackward"
+        assert type(y.grad_fn).__name__ == first
+        with torch.no_grad():
+            torch.testing.assert_close(residual(x), y, rtol=0, atol=1e-5)
+            residual.get_parameter("out.one.up.weight").add_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    for name in ("down.weight", "down.bias", "up.weight", "up.bias"):
+        residual.get_parameter(f"out.one.{name}").requires_grad_(False)
+        same(residual, x.detach())
 
 
 @pytest.mark.parametrize("targets", ["", "qv", "qkvo"])

@@ -61,6 +61,18 @@ class LowRank(NamedTuple):
     scale: float
 
 
+class Thin(NamedTuple):
+    """A thin network that learns and is added to what it reads: y + scale · (W₂ · gelu(W₁y + b₁) + b₂)."""
+
+    down: Tensor
+    """[w, D] W₁"""
+    down_bias: Tensor
+    up: Tensor
+    """[D, w] W₂"""
+    up_bias: Tensor
+    scale: float
+
+
 class Logits(NamedTuple):
     """What a head gives, for rows that may have different numbers of labels."""
 
@@ -110,6 +122,12 @@ class Addition(nn.Module):
 
     def bias_shift(self) -> Tensor | None:
         """[out] of a change of a bias that is nothing else: a linear map adds it there, and does not call it."""
+        return None
+
+    def thin(self) -> Thin | None:
+        """The network of a change of a sublayer's output that is nothing else: a block takes it in one step with the
+        sublayer, and does not call it.
+        """
         return None
 
     def combine(self, parts: Sequence[Any], weights: Sequence[float]) -> None:

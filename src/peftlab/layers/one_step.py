@@ -3,8 +3,8 @@
 A method that trains little beside frozen weights leaves little to learn in a step, but torch would keep a graph of all
 its products and add up the gradients of whatever is used twice. Here a sublayer is one call of C each way
 (native/sublayer.c), in which what leads back to x is added up by the products, and a block is two steps of autograd in
-the place of ten. `Residual.forward` is the way of all others, and computes the same; hooks on the layers inside are
-called there alone.
+the place of ten. A thin network that a method puts behind f belongs to the step. `Residual.forward` is the way of all
+others, and computes the same; hooks on the layers inside are called there alone.
 
     python -m pytest tests/layers/test_fused.py
 
@@ -13,13 +13,15 @@ Shapes: B rows, T tokens, D model width, H heads, d = D / H.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from peftlab import native
+from peftlab.layers.addition import Thin
 from peftlab.layers.attention import Attention, Dot, Scaled
 from peftlab.layers.dropout import draw_seeds, in_65536
 from peftlab.layers.feedforward import FeedForward
@@ -28,30 +30,45 @@ from peftlab.layers.linear import FrozenMap
 from peftlab.layers.norm import Affine
 from peftlab.layers.site import Route
 
+Found = tuple[Tensor | None, ...]
+
+
+class Joint(NamedTuple):
+    """What becomes of f(x): a part `p` of its values is dropped, a thin network is added, then x, and it is normed."""
+
+    norm: Affine
+    p: float
+    thin: Thin | None
+
+    @property
+    def learned(self) -> tuple[Tensor, ...]:
+        """What may learn of it."""
+        return *self.norm[:2], *(() if self.thin is None else self.thin[:4])
+
+    def room(self, wanted: Sequence[bool]) -> tuple[tuple[Tensor | None, Tensor | None], Found]:
+        """For the gradients of the norm, and for those of the network."""
+        thin = () if self.thin is None else self.thin[:4]
+        of_thin = tuple(torch.empty_like(t) if to else None for t, to in zip(thin, wanted[2:], strict=True))
+        return affine_room(self.norm.scale, wanted[:2]), of_thin
+
 
 def in_one_step(
-    sublayer: nn.Module, x: Tensor, norm: Affine | None, p: float, route: Route | None, inputs: dict[str, Any]
+    sublayer: nn.Module, x: Tensor, joint: Joint | None, route: Route | None, inputs: dict[str, Any]
 ) -> Tensor | None:
-    """norm(x + f(x)), where a part `p` of f's values is dropped, or without a norm f(x); None where it is not to be
-    one step.
-    """
+    """norm(x + f(x)), or where nothing is joined f(x); None where it is not to be one step."""
     if not native.TALL or x.ndim != 3 or not torch.is_grad_enabled() or not native.fits(x, x):
         return None
+    if joint is not None and not all(native.takes(t) and t.is_contiguous() for t in joint.learned):
+        return None
     if type(sublayer) is Attention:
-        return attended(sublayer, x, norm, p, route, **inputs)
-    if type(sublayer) is FeedForward and norm is not None:
-        return fed_forward(sublayer, x, norm, p, route)
+        return attended(sublayer, x, joint, route, **inputs)
+    if type(sublayer) is FeedForward and joint is not None:
+        return fed_forward(sublayer, x, joint, route)
     return None
 
 
 def attended(
-    f: Attention,
-    x: Tensor,
-    norm: Affine | None,
-    p: float,
-    route: Route | None,
-    mask: Tensor | None = None,
-    **others: Any,
+    f: Attention, x: Tensor, joint: Joint | None, route: Route | None, mask: Tensor | None = None, **others: Any
 ) -> Tensor | None:
     """Self-attention that nobody looks at, with nothing before its keys."""
     if any(other is not None for other in others.values()) or type(f.score) not in (Dot, Scaled):
@@ -64,51 +81,52 @@ def attended(
     learned = [() if part is None else part.learned for part in maps]
     if not any(t.requires_grad for part in ((x,), *learned[:3]) for t in part):  # nothing leads through the attention
         return None
-    cuts = in_65536(f.dropout if f.training else 0.0), in_65536(p)
     asked = native.Asked(f.heads, f.score.scale, mask)
-    return Attended.apply(x, *(norm or (None, None, 0.0)), maps, asked, cuts, *sum(learned, ()))
+    cut = in_65536(f.dropout if f.training else 0.0)
+    behind = () if joint is None else joint.learned
+    return Attended.apply(x, maps, joint, asked, cut, *behind, *sum(learned, ()))
 
 
 class Attended(torch.autograd.Function):
-    """norm(x + dropout(o(attention of q(x), k(x), v(x)))), or without a norm o's output; `learned` is what learns of
-    the maps.
+    """norm(x + dropout(o(attention of q(x), k(x), v(x)))), or where nothing is joined o's output; `learned` is what
+    learns of the joint and of the maps.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        scale: Tensor | None,
-        shift: Tensor | None,
-        eps: float,
         maps: list[FrozenMap],
+        joint: Joint | None,
         asked: native.Asked,
-        cuts: tuple[int, int],
+        cut: int,
         *learned: Tensor,
     ) -> Tensor:
-        norm = None if scale is None or shift is None else Affine(scale, shift, eps)
         B, T, _ = x.shape
-        weights, values = dropped(cuts[0], B, asked.heads, T, T), dropped(cuts[1], *x.shape)
-        out, kept, mixed = native.attended(x, maps, asked, norm, weights, values)
+        norm, p, thin = joint or (None, 0.0, None)
+        weights, values = dropped(cut, B, asked.heads, T, T), dropped(in_65536(p), *x.shape)
+        out, kept, mixed = native.attended(x, maps, thin, asked, norm, weights, values)
         *inputs, o = (part.change is not None for part in maps)
         again = x if any(inputs) else None, mixed if o else None
         watched = *learned, *(part.weight for part in maps)  # by torch: none may change before it is used again
-        ctx.save_for_backward(kept, *again, weights.keep, values.keep, asked.mask, scale, *watched)
-        ctx.maps, ctx.asked, ctx.cuts, ctx.norm = maps, asked, cuts, norm
+        ctx.save_for_backward(kept, *again, weights.keep, values.keep, asked.mask, *watched)
+        ctx.maps, ctx.joint, ctx.asked, ctx.cut = maps, joint, asked, cut
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> Found:
         kept, x, mixed, *keeps = ctx.saved_tensors[:5]
-        to_x, *to_norm = ctx.needs_input_grad[:3]
-        weights, values = (native.Dropped(cut, keep) for cut, keep in zip(ctx.cuts, keeps, strict=True))
-        rooms = [part.room() for part in ctx.maps]
-        affine = (None, None) if ctx.norm is None else affine_room(ctx.norm.scale, to_norm)
+        to_x, _, _, _, _, *wanted = ctx.needs_input_grad
+        norm, p, thin = ctx.joint or (None, 0.0, None)
+        affine, of_thin = ((None, None), ()) if ctx.joint is None else ctx.joint.room(wanted[: len(ctx.joint.learned)])
+        rooms = [*(part.room() for part in ctx.maps), of_thin]
+        weights, values = native.Dropped(ctx.cut, keeps[0]), native.Dropped(in_65536(p), keeps[1])
         dx = native.attended_back(
-            gradient, x, ctx.maps, ctx.asked, ctx.norm, weights, values, kept, mixed, to_x, affine, rooms
+            gradient, x, ctx.maps, thin, ctx.asked, norm, weights, values, kept, mixed, to_x, affine, rooms
         )
-        return dx if to_x else None, *affine, *[None] * 4, *sum(rooms, ())
+        behind = () if ctx.joint is None else (*affine, *of_thin)
+        return dx if to_x else None, *[None] * 4, *behind, *sum(rooms[:-1], ())
 
 
 def dropped(cut: int, *shape: int) -> native.Dropped:
@@ -117,7 +135,7 @@ def dropped(cut: int, *shape: int) -> native.Dropped:
     return native.Dropped(cut, keep, seeds)
 
 
-def fed_forward(f: FeedForward, x: Tensor, norm: Affine, p: float, route: Route | None) -> Tensor | None:
+def fed_forward(f: FeedForward, x: Tensor, joint: Joint, route: Route | None) -> Tensor | None:
     """The feed-forward network with GELU."""
     up, down = f.up.frozen_map(route), f.down.frozen_map(route)
     if f.name != "gelu" or f.drops or up is None or down is None or up.change is not None or down.change is not None:
@@ -126,38 +144,28 @@ def fed_forward(f: FeedForward, x: Tensor, norm: Affine, p: float, route: Route 
         return None
     if not any(t.requires_grad for t in (x, *up.learned)):  # nothing leads through the network
         return None
-    return FedForward.apply(x, *norm, up, down, in_65536(p), *up.learned, *down.learned)
+    return FedForward.apply(x, (up, down), joint, *joint.learned, *up.learned, *down.learned)
 
 
 class FedForward(torch.autograd.Function):
     """norm(x + dropout(W₂ · gelu(W₁x + b₁) + b₂)), of which GELU's slope alone waits inside."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        scale: Tensor,
-        shift: Tensor,
-        eps: float,
-        up: FrozenMap,
-        down: FrozenMap,
-        cut: int,
-        *learned: Tensor,
-    ) -> Tensor:
-        norm = Affine(scale, shift, eps)
-        values = dropped(cut, *x.shape)
-        out, kept = native.fed_forward(x, (up, down), norm, values)
-        ctx.save_for_backward(kept, values.keep, scale, up.weight, down.weight)
-        ctx.maps, ctx.cut, ctx.norm = (up, down), cut, norm
+    def forward(ctx: Any, x: Tensor, maps: tuple[FrozenMap, FrozenMap], joint: Joint, *learned: Tensor) -> Tensor:
+        values = dropped(in_65536(joint.p), *x.shape)
+        out, kept = native.fed_forward(x, maps, joint.thin, joint.norm, values)
+        ctx.save_for_backward(kept, values.keep, *joint.learned, *(part.weight for part in maps))
+        ctx.maps, ctx.joint = maps, joint
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> Found:
         kept, keep, *_ = ctx.saved_tensors
-        to_x, *to_norm = ctx.needs_input_grad[:3]
-        rooms = [part.room() for part in ctx.maps]
-        affine = affine_room(ctx.norm.scale, to_norm)
-        values = native.Dropped(ctx.cut, keep)
-        dx = native.fed_forward_back(gradient, ctx.maps, ctx.norm, values, kept, to_x, affine, rooms)
-        return dx if to_x else None, *affine, *[None] * 4, *sum(rooms, ())
+        to_x, _, _, *wanted = ctx.needs_input_grad
+        norm, p, thin = ctx.joint
+        affine, of_thin = ctx.joint.room(wanted[: len(ctx.joint.learned)])
+        rooms = [*(part.room() for part in ctx.maps), of_thin]
+        values = native.Dropped(in_65536(p), keep)
+        dx = native.fed_forward_back(gradient, ctx.maps, thin, norm, values, kept, to_x, affine, rooms)
+        return dx if to_x else None, None, None, *affine, *of_thin, *sum(rooms[:-1], ())

@@ -20,7 +20,7 @@ from peftlab import native
 from peftlab.layers.dropout import Dropout
 from peftlab.layers.joined import fused_join
 from peftlab.layers.norm import Affine, LayerNorm
-from peftlab.layers.one_step import in_one_step
+from peftlab.layers.one_step import Joint, in_one_step
 from peftlab.layers.site import Route, SublayerSite, hide_empty_sites
 
 
@@ -54,7 +54,7 @@ class Residual(nn.Module):
         received = self.receive(x, real, route)
         if among is not None:
             inputs["memory"] = self.receive(among, real, route)
-        y = in_one_step(self.sublayer, received, None, 0.0, route, inputs)
+        y = in_one_step(self.sublayer, received, None, route, inputs)
         if y is None:
             y = self.sublayer(received, route=route, **inputs)
         if self.out.idle(route) and (norm := self.fusing(x, y, route)) is not None:
@@ -91,9 +91,11 @@ class PostNorm(Residual):
     """norm(x + f(x))."""
 
     def in_one_step(self, x: Tensor, route: Route | None, inputs: dict[str, Any]) -> Tensor | None:
-        if self.out.idle(route) and (norm := self.fusing(x, x, route)) is not None:
-            return in_one_step(self.sublayer, x, norm, self.dropped, route, inputs)
-        return None
+        added = None if self.out.idle(route) else self.out.alone(route)
+        thin = None if added is None else added.thin()
+        if (thin is None and not self.out.idle(route)) or (norm := self.fusing(x, x, route)) is None:
+            return None
+        return in_one_step(self.sublayer, x, Joint(norm, self.dropped, thin), route, inputs)
 
     def fusing(self, x: Tensor, y: Tensor, route: Route | None) -> Affine | None:
         if not native.fits(x, y) or x.shape != y.shape or not isinstance(self.norm, LayerNorm):

@@ -106,6 +106,11 @@ class Site(nn.ModuleDict):
             return [self._modules[name] for name in self.active]
         return route.parts.get(self.key, ())
 
+    def alone(self, route: Route | None) -> Addition | None:
+        """All that acts here, where that is one addition, the same for every row."""
+        acting: Sequence[Any] = self.acting(route)
+        return acting[0] if route is None and len(acting) == 1 else None
+
     def mix(self, names: Sequence[str | None], stable: bool) -> tuple[Callable[..., Any], ...]:
         """The mixed additions for rows that name their adapters.
 
@@ -156,11 +161,6 @@ class LinearSite(Site):
         for change in changes:
             y = y + change
         return y
-
-    def alone(self, route: Route | None) -> Addition | None:
-        """All that acts here, where that is one addition, the same for every row."""
-        acting: Sequence[Any] = self.acting(route)
-        return acting[0] if route is None and len(acting) == 1 else None
 
 
 class KVSite(Site):

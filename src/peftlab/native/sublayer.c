@@ -1,18 +1,19 @@
-/* The two sublayers of a block whose own weights are frozen, forward and back, each in one call: norm(x + dropout(f(x))).
+/* The two sublayers of a block whose own weights are frozen, forward and back, each in one call: norm(x + dropout(f(x))), and
+   with a thin network behind f norm(x + y + s · (W₂ · gelu(W₁y + b₁) + b₂)), where y = dropout(f(x)).
    Beside frozen weights little learns, and to ask for the kernels one by one takes Python an eighth of a step, in which
    all threads but one wait.
 
-   Shapes: M = B · T tokens of width D; a map from K to N; r the rank of its change. */
+   Shapes: M = B · T tokens of width D; a map from K to N; r the rank of its change; w the width of the thin network. */
 
 #include "vector.h"
 
 /* y = x wᵀ + b, and with a rank + u Bᵀ, where u = factor · x Aᵀ [M, r]. `panels` are w's, for y or for x's gradient, whichever
-   is asked for. Gradients that are NULL are not wanted. */
+   is asked for. Of a thin network's two maps, which learn themselves, `factor` is s. Gradients that are NULL are not wanted. */
 typedef struct {
     const float *w, *panels, *bias, *A, *B;
     long N, K, rank;
     float factor;
-    float *dA, *dB, *db;
+    float *dA, *dB, *db, *dw;
 } map;
 
 /* Values of which `cut` of 65,536 are dropped; drawn anew unless `seeds` is NULL. None are where `keep` is NULL. */
@@ -81,27 +82,97 @@ static void back(const map *m, const float *g, const float *x, const float *u, f
     }
 }
 
-/* What attention leaves for its gradients: q, k and v [M, D], u of each map [M, r], and of the norm the sum [M, D] and two
-   numbers a row, which come last: there are none without a norm. */
+/* What a sublayer leaves for its gradients where it is joined: the sum [M, D], two numbers a row, and of a thin network y, what
+   enters GELU and s times what leaves it. */
 typedef struct {
-    float *q, *k, *v, *u[4], *sum, *stats;
+    float *sum, *stats, *y, *inner, *z;
+} joint;
+
+static joint left(float *kept, const map *thin, long M, long D) {
+    float *stats = kept + M * D, *y = stats + 2 * M, *inner = y + M * D;
+    return (joint){kept, stats, y, inner, thin ? inner + M * thin->N : NULL};
+}
+
+/* out holds f(x), and then what leaves the block. */
+static void leave(const float *x, float *out, const norm *n, const dropping *values, const map *thin, float *kept, long M,
+                  long D) {
+    joint j = left(kept, thin, M, D);
+    const uint8_t *keep = values->keep;
+    float grown = growth(values);
+    if (thin) {
+        const map *down = thin, *up = thin + 1;
+#pragma omp parallel for schedule(static)
+        for (long m = 0; m < M; m++)
+            for (long i = 0; i < D; i++) {
+                float y = keep ? out[m * D + i] * (float)keep[m * D + i] * grown : out[m * D + i];
+                j.y[m * D + i] = y, out[m * D + i] = y + up->factor * up->bias[i];
+            }
+        linear(j.y, down->w, NULL, down->bias, j.inner, M, down->N, D);
+        gelu(j.inner, j.z, M * down->N);
+        for (long i = 0; i < M * down->N; i++) j.z[i] *= up->factor;
+        add_linear(j.z, up->w, out, M, D, down->N);
+        keep = NULL;
+    }
+    join(x, out, keep, grown, n->scale, n->shift, n->eps, j.sum, j.stats, out, M, D);
+}
+
+/* Gives f(x)'s gradient, in dy or in dx, from that of what leaves the block; dx is what leads past f to x. `room` is for
+   (2 · M + D) · w. */
+static const float *leave_back(const float *g, const norm *n, const dropping *values, const map *thin, float *kept, float *dx,
+                               float *dy, float *dscale, float *dshift, float *room, long M, long D) {
+    joint j = left(kept, thin, M, D);
+    const uint8_t *keep = values->keep;
+    float grown = growth(values);
+    if (dscale || dshift) join_affine(g, j.sum, j.stats, dscale, dshift, M, D);
+    if (!thin) {
+        if (!keep) dy = dx;
+        join_back(g, j.sum, j.stats, n->scale, keep, grown, dx, dy, M, D);
+        return dy;
+    }
+    const map *down = thin, *up = thin + 1;
+    long w = down->N;
+    float *dz = room, *dinner = room + M * w, *turn = room + 2 * M * w;
+    join_back(g, j.sum, j.stats, n->scale, NULL, 1.0f, dx, dx, M, D);
+    turned(up->w, D, w, up->factor, turn);
+    linear(dx, turn, NULL, NULL, dz, M, w, D);
+    if (up->dw) {
+        linear_weight(j.z, dx, turn, M, w, D);
+        turned(turn, w, D, 1.0f, up->dw);
+    }
+    if (up->db) {
+        column_sums(dx, up->db, M, D);
+        for (long i = 0; i < D; i++) up->db[i] *= up->factor;
+    }
+    gelu_back(j.inner, dz, dinner, M * w);
+    if (down->dw) linear_weight(dinner, j.y, down->dw, M, w, D);
+    if (down->db) column_sums(dinner, down->db, M, w);
+    memcpy(dy, dx, sizeof(float) * M * D);
+    add_linear_input(dinner, down->w, NULL, dy, M, w, D);
+    if (keep) apply_kept(dy, keep, grown, dy, M * D);
+    return dy;
+}
+
+/* What attention leaves for its gradients: q, k and v [M, D], u of each map [M, r], and what is left where it is joined. */
+typedef struct {
+    float *q, *k, *v, *u[4], *joint;
 } places;
 
 static places within(float *kept, const map maps[4], long M, long D) {
     places p = {.q = kept, .k = kept + M * D, .v = kept + 2 * M * D};
     float *next = kept + 3 * M * D;
     for (int i = 0; i < 4; i++) p.u[i] = next, next += M * maps[i].rank;
-    p.sum = next, p.stats = next + M * D;
+    p.joint = next;
     return p;
 }
 
 static heads by_head(const float *at, const shape *s) { return (heads){at, s->Tq * s->H * s->d, s->d, s->H * s->d}; }
 static into to_heads(float *at, const shape *s) { return (into){at, s->Tq * s->H * s->d, s->d, s->H * s->d}; }
 
-/* norm(x + dropout(o(attention of q(x), k(x), v(x)))), or without a norm what it would be given; `maps` are q, k, v and o;
-   `weights` and `values` say what is dropped of them. `mixed` [M, D] is what o is given. Gives 1 where there is no memory. */
-EXPORT int attended(const float *x, const map maps[4], const shape *given, const norm *n, const dropping *weights,
-                    const dropping *values, float *kept, float *mixed, float *out) {
+/* Attention of q(x), k(x) and v(x), its result through o; without a norm that is all. `maps` are q, k, v and o, `thin` is a
+   network's two or NULL; `weights` and `values` say what is dropped of them. `mixed` [M, D] is what o is given. Gives 1 where
+   there is no memory. */
+EXPORT int attended(const float *x, const map maps[4], const map *thin, const shape *given, const norm *n,
+                    const dropping *weights, const dropping *values, float *kept, float *mixed, float *out) {
     shape s = *given;
     long M = s.B * s.Tq, D = s.H * s.d;
     places p = within(kept, maps, M, D);
@@ -112,27 +183,22 @@ EXPORT int attended(const float *x, const map maps[4], const shape *given, const
     ahead(&maps[2], x, p.u[2], p.v, M);
     if (attend(by_head(p.q, &s), by_head(p.k, &s), by_head(p.v, &s), to_heads(mixed, &s), &s)) return 1;
     ahead(&maps[3], mixed, p.u[3], out, M);
-    if (n) join(x, out, values->keep, growth(values), n->scale, n->shift, n->eps, p.sum, p.stats, out, M, D);
+    if (n) leave(x, out, n, values, thin, p.joint, M, D);
     return 0;
 }
 
 /* From the gradient g of what `attended` gave: x's in dx, whole only where it is wanted (`to_x`), the norm's, and those of the
-   maps. `room` is for 5 · M · D and what `back` needs. */
-EXPORT int attended_back(const float *g, const float *x, const map maps[4], const shape *given, const norm *n,
-                         const dropping *weights, const dropping *values, float *kept, const float *mixed, int to_x,
-                         float *dx, float *dscale, float *dshift, float *room) {
+   maps. `room` is for 5 · M · D and what `back` or `leave_back` needs. */
+EXPORT int attended_back(const float *g, const float *x, const map maps[4], const map *thin, const shape *given,
+                         const norm *n, const dropping *weights, const dropping *values, float *kept, const float *mixed,
+                         int to_x, float *dx, float *dscale, float *dshift, float *room) {
     shape s = *given;
     long M = s.B * s.Tq, D = s.H * s.d, size = M * D;
     places p = within(kept, maps, M, D);
     s.keep = weights->keep, s.growth = growth(weights);
     float *dmixed = room, *dq = room + size, *dk = room + 2 * size, *dv = room + 3 * size, *rest = room + 5 * size;
     const float *dy = g;
-    if (n) {
-        float *dropped = values->keep ? room + 4 * size : dx;
-        join_back(g, p.sum, p.stats, n->scale, values->keep, growth(values), dx, dropped, M, D);
-        dy = dropped;
-        if (dscale || dshift) join_affine(g, p.sum, p.stats, dscale, dshift, M, D);
-    }
+    if (n) dy = leave_back(g, n, values, thin, p.joint, dx, room + 4 * size, dscale, dshift, rest, M, D);
     back(&maps[3], dy, mixed, p.u[3], dmixed, 0, rest, M); /* dy may be dx, to which is added only after this */
     if (attend_back(by_head(p.q, &s), by_head(p.k, &s), by_head(p.v, &s), by_head(dmixed, &s), to_heads(dq, &s),
                     to_heads(dk, &s), to_heads(dv, &s), &s))
@@ -144,28 +210,25 @@ EXPORT int attended_back(const float *g, const float *x, const map maps[4], cons
     return 0;
 }
 
-/* norm(x + dropout(W₂ · gelu(W₁x + b₁) + b₂)) with maps that nothing changes; GELU's slope [M, inner], the norm's sum [M, D]
-   and its two numbers a row are left in `kept`; `inner` has room. */
-EXPORT void fed_forward(const float *x, const map maps[2], const norm *n, const dropping *values, float *kept, float *inner,
-                        float *out, long M) {
+/* The feed-forward network W₂ · gelu(W₁x + b₁) + b₂ of two maps that nothing changes. GELU's slope [M, inner] is left in
+   `kept`, and then what is left where it is joined; `inner` has room. */
+EXPORT void fed_forward(const float *x, const map maps[2], const map *thin, const norm *n, const dropping *values,
+                        float *kept, float *inner, float *out, long M) {
     const map *up = maps, *down = maps + 1;
     long D = up->K;
-    float *slope = kept, *sum = kept + M * up->N, *stats = sum + M * D;
     if (values->keep) draw_kept(values->seeds, values->cut, values->keep, M * D);
-    linear_gelu(x, up->w, up->panels, up->bias, inner, slope, M, up->N, D);
+    linear_gelu(x, up->w, up->panels, up->bias, inner, kept, M, up->N, D);
     linear(inner, down->w, down->panels, down->bias, out, M, D, down->K);
-    join(x, out, values->keep, growth(values), n->scale, n->shift, n->eps, sum, stats, out, M, D);
+    leave(x, out, n, values, thin, kept + M * up->N, M, D);
 }
 
-/* As `attended_back`; `room` is for M · (D + inner). */
-EXPORT void fed_forward_back(const float *g, const map maps[2], const norm *n, const dropping *values, const float *kept,
-                             int to_x, float *dx, float *dscale, float *dshift, float *room, long M) {
+/* As `attended_back`; `room` is for M · (D + inner) and what `leave_back` needs. */
+EXPORT void fed_forward_back(const float *g, const map maps[2], const map *thin, const norm *n, const dropping *values,
+                             float *kept, int to_x, float *dx, float *dscale, float *dshift, float *room, long M) {
     const map *up = maps, *down = maps + 1;
     long D = up->K;
-    const float *slope = kept, *sum = kept + M * up->N, *stats = sum + M * D;
-    float *dy = values->keep ? room : dx, *dinner = room + M * D;
-    join_back(g, sum, stats, n->scale, values->keep, growth(values), dx, dy, M, D);
-    if (dscale || dshift) join_affine(g, sum, stats, dscale, dshift, M, D);
+    float *slope = kept, *dinner = room + M * D, *rest = dinner + M * up->N;
+    const float *dy = leave_back(g, n, values, thin, kept + M * up->N, dx, room, dscale, dshift, rest, M, D);
     if (down->db) column_sums(dy, down->db, M, D);
     linear_input(dy, down->w, down->panels, slope, dinner, M, D, down->K);
     if (to_x) add_linear_input(dinner, up->w, up->panels, dx, M, up->N, D);

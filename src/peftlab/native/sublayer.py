@@ -1,7 +1,8 @@
 """The two sublayers of a block whose own weights are frozen, each with the norm behind it, in one call (sublayer.c).
 
 Linear maps are given as (weight, bias, change), a change as (A, B, factor); all of them lie row by row. A norm is
-(scale, shift, ε). Gradients go where there is `room` for them; `affine` is that for the norm's scale and shift.
+(scale, shift, ε). A thin network behind the sublayer is (W₁, b₁, W₂, b₂, factor). Gradients go where there is room for
+them: `affine` is that for the norm's scale and shift, `rooms` has one entry a map, and a last one for the network.
 
 Shapes: M = B · T tokens, D width; a map from K to N, a change of rank r: A [r, K], B [N, r].
 """
@@ -23,6 +24,8 @@ from peftlab.native.product import address, packed
 Change = tuple[Tensor, Tensor, float]
 Map = tuple[Tensor, Tensor | None, Change | None]
 Affine = tuple[Tensor, Tensor, float]
+Thin = tuple[Tensor, Tensor, Tensor, Tensor, float]
+Room = Sequence[Tensor | None]
 
 
 class Told(Structure):
@@ -32,7 +35,7 @@ class Told(Structure):
         *((name, c_void_p) for name in ("w", "panels", "bias", "A", "B")),
         *((name, c_long) for name in ("N", "K", "rank")),
         ("factor", c_float),
-        *((name, c_void_p) for name in ("dA", "dB", "db")),
+        *((name, c_void_p) for name in ("dA", "dB", "db", "dw")),
     )
 
 
@@ -62,10 +65,10 @@ class Asked(NamedTuple):
     mask: Tensor | None
 
 
-declare("attended", *[c_void_p] * 9, gives=enough)
-declare("attended_back", *[c_void_p] * 9, c_int, *[c_void_p] * 4, gives=enough)
-declare("fed_forward", *[c_void_p] * 7, c_long)
-declare("fed_forward_back", *[c_void_p] * 5, c_int, *[c_void_p] * 4, c_long)
+declare("attended", *[c_void_p] * 10, gives=enough)
+declare("attended_back", *[c_void_p] * 10, c_int, *[c_void_p] * 4, gives=enough)
+declare("fed_forward", *[c_void_p] * 8, c_long)
+declare("fed_forward_back", *[c_void_p] * 6, c_int, *[c_void_p] * 4, c_long)
 
 
 def ahead(part: Map) -> Told:
@@ -77,7 +80,7 @@ def ahead(part: Map) -> Told:
     return Told(weight.data_ptr(), panels, address(bias), address(A), address(B), *weight.shape, rank, factor)
 
 
-def back(part: Map, room: Sequence[Tensor | None]) -> Told:
+def back(part: Map, room: Room) -> Told:
     """A map whose gradients are wanted where there is `room` for them: for dA and dB, or without a change for db."""
     weight, _, change = part
     panels = packed(weight, True).data_ptr()
@@ -87,6 +90,25 @@ def back(part: Map, room: Sequence[Tensor | None]) -> Told:
     A, B, factor = change
     thin = A.data_ptr(), B.data_ptr()
     return Told(weight.data_ptr(), panels, None, *thin, *weight.shape, A.shape[0], factor, *map(address, room))
+
+
+def of_thin(thin: Thin | None, room: Room = (None,) * 4) -> Any:
+    """A thin network, and where the gradients of its four tensors go."""
+    if thin is None:
+        return None
+    down, down_bias, up, up_bias, factor = thin
+    w, D = down.shape
+    at = [t.data_ptr() for t in (down, down_bias, up, up_bias)]
+    dw, db, to_up, to_up_bias = map(address, room)
+    return (Told * 2)(
+        Told(at[0], None, at[1], None, None, w, D, 0, 1.0, None, None, db, dw),
+        Told(at[2], None, at[3], None, None, D, w, 0, factor, None, None, to_up_bias, to_up),
+    )
+
+
+def joint(D: int, thin: Thin | None) -> int:
+    """How many numbers a token leaves for its gradients where a sublayer is joined."""
+    return D + 2 + (0 if thin is None else D + 2 * thin[0].shape[0])
 
 
 def of_norm(norm: Affine | None) -> Any:
@@ -103,18 +125,25 @@ def ranks(maps: Sequence[Map]) -> list[int]:
 
 
 def attended(
-    x: Tensor, maps: Sequence[Map], asked: Asked, norm: Affine | None, weights: Dropped, values: Dropped
+    x: Tensor,
+    maps: Sequence[Map],
+    thin: Thin | None,
+    asked: Asked,
+    norm: Affine | None,
+    weights: Dropped,
+    values: Dropped,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """norm(x + dropout(o(attention of q(x), k(x), v(x)))), x [B, T, D], maps q, k, v and o, or without a norm o's
     output; then what its gradients need, and o's input, which they need where o has a change.
     """
     (B, T, D), x = x.shape, x.contiguous()
     shape, _mask = shape_of((B, asked.heads, T, T, D // asked.heads), asked.scale, asked.mask)
-    kept = x.new_empty(B * T * (3 * D + sum(ranks(maps)) + (0 if norm is None else D + 2)))
+    kept = x.new_empty(B * T * (3 * D + sum(ranks(maps)) + (0 if norm is None else joint(D, thin))))
     mixed, out = torch.empty_like(x), torch.empty_like(x)
     LIBRARY.attended(
         x.data_ptr(),
         (Told * 4)(*map(ahead, maps)),
+        of_thin(thin),
         byref(shape),
         of_norm(norm),
         weights.told(anew=True),
@@ -130,6 +159,7 @@ def attended_back(
     gradient: Tensor,
     x: Tensor | None,
     maps: Sequence[Map],
+    thin: Thin | None,
     asked: Asked,
     norm: Affine | None,
     weights: Dropped,
@@ -138,17 +168,19 @@ def attended_back(
     mixed: Tensor | None,
     to_x: bool,
     affine: tuple[Tensor | None, Tensor | None],
-    rooms: Sequence[Sequence[Tensor | None]],
+    rooms: Sequence[Room],
 ) -> Tensor:
     """x's gradient, whole where it leads `to_x`; x is needed where q, k or v has a change."""
     (B, T, D), gradient = gradient.shape, gradient.contiguous()
     shape, _mask = shape_of((B, asked.heads, T, T, D // asked.heads), asked.scale, asked.mask)
     x = None if x is None else x.contiguous()
-    dx, room = torch.empty_like(gradient), gradient.new_empty(B * T * 5 * D + (B * T + D) * max(ranks(maps)))
+    w = max(*ranks(maps), 0 if thin is None else thin[0].shape[0])
+    dx, room = torch.empty_like(gradient), gradient.new_empty(B * T * 5 * D + (2 * B * T + D) * w)
     LIBRARY.attended_back(
         gradient.data_ptr(),
         address(x),
         (Told * 4)(*map(back, maps, rooms)),
+        of_thin(thin, rooms[-1]),
         byref(shape),
         of_norm(norm),
         weights.told(),
@@ -163,13 +195,16 @@ def attended_back(
     return dx
 
 
-def fed_forward(x: Tensor, maps: Sequence[Map], norm: Affine, values: Dropped) -> tuple[Tensor, Tensor]:
+def fed_forward(
+    x: Tensor, maps: Sequence[Map], thin: Thin | None, norm: Affine, values: Dropped
+) -> tuple[Tensor, Tensor]:
     """norm(x + dropout(W₂ · gelu(W₁x + b₁) + b₂)) with two maps that nothing changes, and what its gradients need."""
     (inner, D), M, x = maps[0][0].shape, x.numel() // x.shape[-1], x.contiguous()
-    kept, out, room = x.new_empty(M * (inner + D + 2)), torch.empty_like(x), x.new_empty(M * inner)
+    kept, out, room = x.new_empty(M * (inner + joint(D, thin))), torch.empty_like(x), x.new_empty(M * inner)
     LIBRARY.fed_forward(
         x.data_ptr(),
         (Told * 2)(*map(ahead, maps)),
+        of_thin(thin),
         of_norm(norm),
         values.told(anew=True),
         kept.data_ptr(),
@@ -183,19 +218,22 @@ def fed_forward(x: Tensor, maps: Sequence[Map], norm: Affine, values: Dropped) -
 def fed_forward_back(
     gradient: Tensor,
     maps: Sequence[Map],
+    thin: Thin | None,
     norm: Affine,
     values: Dropped,
     kept: Tensor,
     to_x: bool,
     affine: tuple[Tensor | None, Tensor | None],
-    rooms: Sequence[Sequence[Tensor | None]],
+    rooms: Sequence[Room],
 ) -> Tensor:
     """x's gradient, whole where it leads `to_x`."""
     (inner, D), M, gradient = maps[0][0].shape, gradient.numel() // gradient.shape[-1], gradient.contiguous()
-    dx, room = torch.empty_like(gradient), gradient.new_empty(M * (D + inner))
+    w = 0 if thin is None else thin[0].shape[0]
+    dx, room = torch.empty_like(gradient), gradient.new_empty(M * (D + inner) + (2 * M + D) * w)
     LIBRARY.fed_forward_back(
         gradient.data_ptr(),
         (Told * 2)(*map(back, maps, rooms)),
+        of_thin(thin, rooms[-1]),
         of_norm(norm),
         values.told(),
         kept.data_ptr(),

@@ -228,7 +228,9 @@ void add_linear_input(const float *g, const float *w, const float *packed, float
 int attend(heads q, heads k, heads v, into mixed, const shape *s);
 int attend_back(heads q, heads k, heads v, heads g, into dq, into dk, into dv, const shape *s);
 void draw_kept(const uint64_t *seeds, long cut, uint8_t *keep, long n);
+void apply_kept(const float *x, const uint8_t *keep, float growth, float *y, long n);
 void gelu(const float *x, float *y, long n);
+void gelu_back(const float *x, const float *g, float *dx, long n);
 void normalise(const float *x, const float *scale, const float *shift, float eps, float *y, long M, long D);
 void join(const float *x, const float *y, const uint8_t *keep, float growth, const float *scale, const float *shift,
           float eps, float *sum, float *stats, float *out, long M, long D);

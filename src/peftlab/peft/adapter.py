@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peftlab.layers.addition import Addition, stack
+from peftlab.layers.addition import Addition, Thin, stack
 from peftlab.layers.feedforward import ACTIVATIONS, activation_named
 from peftlab.layers.linear import product
 from peftlab.layers.residual import Residual
@@ -152,6 +152,11 @@ class Houlsby(Bottleneck):
     @staticmethod
     def read(y: Tensor, x: Tensor, join: Join) -> Tensor:
         return y
+
+    def thin(self) -> Thin | None:
+        if self.activation != "gelu":
+            return None
+        return Thin(self.down.weight, self.down.bias, self.up.weight, self.up.bias, self.scale)
 
 
 class Pfeiffer(Bottleneck):
