@@ -56,7 +56,7 @@ def in_one_step(
     sublayer: nn.Module, x: Tensor, joint: Joint | None, route: Route | None, inputs: dict[str, Any]
 ) -> Tensor | None:
     """norm(x + f(x)), or where nothing is joined f(x); None where it is not to be one step."""
-    if not native.TALL or x.ndim != 3 or not torch.is_grad_enabled() or not native.fits(x, x):
+    if not native.TALL or x.ndim != 3 or not native.fits(x, x):
         return None
     if joint is not None and not all(native.takes(t) and t.is_contiguous() for t in joint.learned):
         return None
@@ -67,24 +67,43 @@ def in_one_step(
     return None
 
 
+def pays(weight: Tensor) -> bool:
+    """Whether it is worth to keep a weight as the kernels want it, which they do here."""
+    return torch.is_grad_enabled() or native.keeps(weight)
+
+
 def attended(
     f: Attention, x: Tensor, joint: Joint | None, route: Route | None, mask: Tensor | None = None, **others: Any
 ) -> Tensor | None:
     """Self-attention that nobody looks at, with nothing before its keys."""
     if any(other is not None for other in others.values()) or type(f.score) not in (Dot, Scaled):
         return None
-    if x.shape[-1] != f.q.in_features:  # of another width torch tells
+    if x.shape[-1] != f.q.in_features or not pays(f.q.weight):  # of another width torch tells
         return None
     maps = [part.frozen_map(route) for part in (f.q, f.k, f.v, f.o)]
     if not f.kv.idle(route) or any(part is None for part in maps):
         return None
     learned = [() if part is None else part.learned for part in maps]
-    if not any(t.requires_grad for part in ((x,), *learned[:3]) for t in part):  # nothing leads through the attention
+    leads = any(t.requires_grad for part in ((x,), *learned[:3]) for t in part)
+    if torch.is_grad_enabled() and not leads:  # through the attention
         return None
     asked = native.Asked(f.heads, f.score.scale, mask)
     cut = in_65536(f.dropout if f.training else 0.0)
+    if not torch.is_grad_enabled():
+        return through_attention(x, maps, joint, asked, cut, learning=False)[0]
     behind = () if joint is None else joint.learned
     return Attended.apply(x, maps, joint, asked, cut, *behind, *sum(learned, ()))
+
+
+def through_attention(
+    x: Tensor, maps: Sequence[Any], joint: Joint | None, asked: native.Asked, cut: int, learning: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """What leaves the sublayer, what its gradients need, o's input, and which weights and values stay."""
+    B, T, _ = x.shape
+    norm, p, thin = joint or (None, 0.0, None)
+    weights, values = dropped(cut, B, asked.heads, T, T), dropped(in_65536(p), *x.shape)
+    found = native.attended(x, maps, thin, asked, norm, weights, values, learning)
+    return *found, weights.keep, values.keep
 
 
 class Attended(torch.autograd.Function):
@@ -102,14 +121,11 @@ class Attended(torch.autograd.Function):
         cut: int,
         *learned: Tensor,
     ) -> Tensor:
-        B, T, _ = x.shape
-        norm, p, thin = joint or (None, 0.0, None)
-        weights, values = dropped(cut, B, asked.heads, T, T), dropped(in_65536(p), *x.shape)
-        out, kept, mixed = native.attended(x, maps, thin, asked, norm, weights, values)
+        out, kept, mixed, *keeps = through_attention(x, maps, joint, asked, cut, learning=True)
         *inputs, o = (part.change is not None for part in maps)
         again = x if any(inputs) else None, mixed if o else None
         watched = *learned, *(part.weight for part in maps)  # by torch: none may change before it is used again
-        ctx.save_for_backward(kept, *again, weights.keep, values.keep, asked.mask, *watched)
+        ctx.save_for_backward(kept, *again, *keeps, asked.mask, *watched)
         ctx.maps, ctx.joint, ctx.asked, ctx.cut = maps, joint, asked, cut
         return out
 
@@ -140,11 +156,22 @@ def fed_forward(f: FeedForward, x: Tensor, joint: Joint, route: Route | None) ->
     up, down = f.up.frozen_map(route), f.down.frozen_map(route)
     if f.name != "gelu" or f.drops or up is None or down is None or up.change is not None or down.change is not None:
         return None
-    if x.shape[-1] != f.up.in_features:  # of another width torch tells
+    if x.shape[-1] != f.up.in_features or not pays(f.up.weight):  # of another width torch tells
         return None
-    if not any(t.requires_grad for t in (x, *up.learned)):  # nothing leads through the network
+    leads = any(t.requires_grad for t in (x, *up.learned))
+    if torch.is_grad_enabled() and not leads:  # through the network
         return None
+    if not torch.is_grad_enabled():
+        return through_network(x, (up, down), joint, learning=False)[0]
     return FedForward.apply(x, (up, down), joint, *joint.learned, *up.learned, *down.learned)
+
+
+def through_network(
+    x: Tensor, maps: Sequence[FrozenMap], joint: Joint, learning: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What leaves the sublayer, what its gradients need, and which values stay."""
+    values = dropped(in_65536(joint.p), *x.shape)
+    return *native.fed_forward(x, maps, joint.thin, joint.norm, values, learning), values.keep
 
 
 class FedForward(torch.autograd.Function):
@@ -152,9 +179,8 @@ class FedForward(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, maps: tuple[FrozenMap, FrozenMap], joint: Joint, *learned: Tensor) -> Tensor:
-        values = dropped(in_65536(joint.p), *x.shape)
-        out, kept = native.fed_forward(x, maps, joint.thin, joint.norm, values)
-        ctx.save_for_backward(kept, values.keep, *joint.learned, *(part.weight for part in maps))
+        out, *waiting = through_network(x, maps, joint, learning=True)
+        ctx.save_for_backward(*waiting, *joint.learned, *(part.weight for part in maps))
         ctx.maps, ctx.joint = maps, joint
         return out
 

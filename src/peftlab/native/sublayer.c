@@ -93,9 +93,10 @@ static joint left(float *kept, const map *thin, long M, long D) {
     return (joint){kept, stats, y, inner, thin ? inner + M * thin->N : NULL};
 }
 
-/* out holds f(x), and then what leaves the block. */
-static void leave(const float *x, float *out, const norm *n, const dropping *values, const map *thin, float *kept, long M,
-                  long D) {
+/* out holds f(x), and then what leaves the block. Without a gradient to come `learning` is 0, and of what is left only the thin
+   network's part is used. */
+static void leave(const float *x, float *out, const norm *n, const dropping *values, const map *thin, float *kept, int learning,
+                  long M, long D) {
     joint j = left(kept, thin, M, D);
     const uint8_t *keep = values->keep;
     float grown = growth(values);
@@ -113,7 +114,8 @@ static void leave(const float *x, float *out, const norm *n, const dropping *val
         add_linear(j.z, up->w, out, M, D, down->N);
         keep = NULL;
     }
-    join(x, out, keep, grown, n->scale, n->shift, n->eps, j.sum, j.stats, out, M, D);
+    float *sum = learning ? j.sum : out, *stats = learning ? j.stats : NULL;
+    join(x, out, keep, grown, n->scale, n->shift, n->eps, sum, stats, out, M, D);
 }
 
 /* Gives f(x)'s gradient, in dy or in dx, from that of what leaves the block; dx is what leads past f to x. `room` is for
@@ -172,7 +174,7 @@ static into to_heads(float *at, const shape *s) { return (into){at, s->Tq * s->H
    network's two or NULL; `weights` and `values` say what is dropped of them. `mixed` [M, D] is what o is given. Gives 1 where
    there is no memory. */
 EXPORT int attended(const float *x, const map maps[4], const map *thin, const shape *given, const norm *n,
-                    const dropping *weights, const dropping *values, float *kept, float *mixed, float *out) {
+                    const dropping *weights, const dropping *values, float *kept, float *mixed, int learning, float *out) {
     shape s = *given;
     long M = s.B * s.Tq, D = s.H * s.d;
     places p = within(kept, maps, M, D);
@@ -183,7 +185,7 @@ EXPORT int attended(const float *x, const map maps[4], const map *thin, const sh
     ahead(&maps[2], x, p.u[2], p.v, M);
     if (attend(by_head(p.q, &s), by_head(p.k, &s), by_head(p.v, &s), to_heads(mixed, &s), &s)) return 1;
     ahead(&maps[3], mixed, p.u[3], out, M);
-    if (n) leave(x, out, n, values, thin, p.joint, M, D);
+    if (n) leave(x, out, n, values, thin, p.joint, learning, M, D);
     return 0;
 }
 
@@ -211,15 +213,15 @@ EXPORT int attended_back(const float *g, const float *x, const map maps[4], cons
 }
 
 /* The feed-forward network W₂ · gelu(W₁x + b₁) + b₂ of two maps that nothing changes. GELU's slope [M, inner] is left in
-   `kept`, and then what is left where it is joined; `inner` has room. */
+   `kept`, unless nothing learns, and then what is left where it is joined; `inner` has room. */
 EXPORT void fed_forward(const float *x, const map maps[2], const map *thin, const norm *n, const dropping *values,
-                        float *kept, float *inner, float *out, long M) {
+                        float *kept, float *inner, int learning, float *out, long M) {
     const map *up = maps, *down = maps + 1;
     long D = up->K;
     if (values->keep) draw_kept(values->seeds, values->cut, values->keep, M * D);
-    linear_gelu(x, up->w, up->panels, up->bias, inner, kept, M, up->N, D);
+    linear_gelu(x, up->w, up->panels, up->bias, inner, learning ? kept : NULL, M, up->N, D);
     linear(inner, down->w, down->panels, down->bias, out, M, D, down->K);
-    leave(x, out, n, values, thin, kept + M * up->N, M, D);
+    leave(x, out, n, values, thin, kept + (learning ? M * up->N : 0), learning, M, D);
 }
 
 /* As `attended_back`; `room` is for M · (D + inner) and what `leave_back` needs. */

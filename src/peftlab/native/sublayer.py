@@ -65,9 +65,9 @@ class Asked(NamedTuple):
     mask: Tensor | None
 
 
-declare("attended", *[c_void_p] * 10, gives=enough)
+declare("attended", *[c_void_p] * 9, c_int, c_void_p, gives=enough)
 declare("attended_back", *[c_void_p] * 10, c_int, *[c_void_p] * 4, gives=enough)
-declare("fed_forward", *[c_void_p] * 8, c_long)
+declare("fed_forward", *[c_void_p] * 7, c_int, c_void_p, c_long)
 declare("fed_forward_back", *[c_void_p] * 6, c_int, *[c_void_p] * 4, c_long)
 
 
@@ -132,6 +132,7 @@ def attended(
     norm: Affine | None,
     weights: Dropped,
     values: Dropped,
+    learning: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """norm(x + dropout(o(attention of q(x), k(x), v(x)))), x [B, T, D], maps q, k, v and o, or without a norm o's
     output; then what its gradients need, and o's input, which they need where o has a change.
@@ -150,6 +151,7 @@ def attended(
         values.told(anew=True),
         kept.data_ptr(),
         mixed.data_ptr(),
+        learning,
         out.data_ptr(),
     )
     return out, kept, mixed
@@ -196,11 +198,12 @@ def attended_back(
 
 
 def fed_forward(
-    x: Tensor, maps: Sequence[Map], thin: Thin | None, norm: Affine, values: Dropped
+    x: Tensor, maps: Sequence[Map], thin: Thin | None, norm: Affine, values: Dropped, learning: bool
 ) -> tuple[Tensor, Tensor]:
     """norm(x + dropout(W₂ · gelu(W₁x + b₁) + b₂)) with two maps that nothing changes, and what its gradients need."""
     (inner, D), M, x = maps[0][0].shape, x.numel() // x.shape[-1], x.contiguous()
-    kept, out, room = x.new_empty(M * (inner + joint(D, thin))), torch.empty_like(x), x.new_empty(M * inner)
+    kept = x.new_empty(M * ((inner if learning else 0) + joint(D, thin)))
+    out, room = torch.empty_like(x), x.new_empty(M * inner)
     LIBRARY.fed_forward(
         x.data_ptr(),
         (Told * 2)(*map(ahead, maps)),
@@ -209,6 +212,7 @@ def fed_forward(
         values.told(anew=True),
         kept.data_ptr(),
         room.data_ptr(),
+        learning,
         out.data_ptr(),
         M,
     )

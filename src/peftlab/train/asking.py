@@ -47,7 +47,7 @@ def ask(model: Model, data: Rows, question: Question[Answer], precision: str, st
     try:
         with threads_of(device) as (pool, count):
             asked: deque[tuple[list[int], Future[Sequence[Answer]]]] = deque()
-            for rows in sorted_batches(data.lengths(), in_a_batch(device)):
+            for rows in most_work_first(data.lengths(), in_a_batch(device)):
                 if stop is not None:
                     stop.check()
                 asked.append((rows, pool.submit(answer, *data.batch(rows))))
@@ -59,6 +59,11 @@ def ask(model: Model, data: Rows, question: Question[Answer], precision: str, st
     finally:
         model.train(training)
     return [found[row] for row in range(len(data))]
+
+
+def most_work_first(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """The batches: with the small ones at the end, no thread waits long for another."""
+    return sorted(sorted_batches(lengths, tokens), key=lambda rows: -sum(lengths[row] for row in rows))
 
 
 def at_once(device: torch.device) -> int:
