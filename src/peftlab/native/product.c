@@ -38,7 +38,7 @@ static void finish(after then, float *y, long N, long m, long rows, long from, l
         for (; i + LANES <= end; i += LANES) {
             activation a = gelu_of(load(y + i));
             store(y + i, a.value);
-            if (then.slope) store(then.slope + i, a.slope);
+            if (then.slope) put_away(then.slope + i, a.slope);
         }
         for (; i < end; i++) {
             activation a = gelu_of(all(y[i]));
@@ -99,6 +99,7 @@ static void many(operand x, matrix w, const float *bias, float *y, long M, long 
     for (long task = 0; task < groups * halves; task++) {
         long n = task / halves * GROUP * NR, above = task % halves * half;
         columns_of(x, w, bias, y, above, least(M, above + half), N, K, n, least(N, n + GROUP * NR), then);
+        if (then.slope) __builtin_ia32_sfence(); /* what was put away is there before the thread says that it is done */
     }
 }
 

@@ -33,6 +33,13 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 
 INLINE vec load(const float *p) { return *(const vec *)p; }
 INLINE void store(float *p, vec v) { *(vec *)p = v; }
+/* Past the caches, which need not be filled with what nobody reads soon. */
+INLINE void put_away(float *p, vec v) {
+    if ((uintptr_t)p % sizeof(vec))
+        store(p, v);
+    else
+        __builtin_ia32_movntps256(p, v);
+}
 INLINE vec all(float s) { return (vec){s, s, s, s, s, s, s, s}; }
 INLINE vec choose(ivec where, vec yes, vec no) { return (vec)(((ivec)yes & where) | ((ivec)no & ~where)); }
 INLINE vec larger(vec a, vec b) { return __builtin_ia32_maxps256(a, b); }
