@@ -9,6 +9,7 @@ from peftlab.layers.addition import Addition, LowRank, Thin
 from peftlab.layers.attention import Attention
 from peftlab.layers.feedforward import FeedForward
 from peftlab.layers.linear import Linear
+from peftlab.layers.masks import look_ahead
 from peftlab.layers.norm import LayerNorm
 from peftlab.layers.residual import PostNorm, PreNorm
 from peftlab.peft.changes import BiasChange, NormChange
@@ -16,9 +17,11 @@ from peftlab.peft.changes import BiasChange, NormChange
 pytestmark = pytest.mark.skipif(native.LIBRARY is None, reason="the kernels were not built, or this is not AVX2")
 
 
-def learn(module: nn.Module, kernels: bool, *given: torch.Tensor, **choices) -> list[torch.Tensor | None]:
-    """The output, and the gradients of the inputs and of all weights."""
-    inputs = [t.clone().requires_grad_() for t in given]
+def learn(
+    module: nn.Module, kernels: bool, *given: torch.Tensor, lowest: bool = False, **choices
+) -> list[torch.Tensor | None]:
+    """The output, and the gradients of the inputs, unless it is the lowest module, and of all weights."""
+    inputs = [t.clone().requires_grad_(not lowest) for t in given]
     module.zero_grad()
     torch.manual_seed(1)  # dropout draws the same
     with native.computing(kernels):
@@ -177,10 +180,26 @@ def test_attention_with_frozen_weights_and_its_norm_are_one_step(targets, masked
             assert torch.equal(residual(x, mask=mask), y)
             with native.computing(again=True):
                 assert torch.equal(residual(x, mask=mask), y)
-        if "q" in targets:  # as in the lowest block, whose input does not learn
-            y = residual(x.detach(), mask=mask)
-            assert type(y.grad_fn).__name__ == "AttendedBackward"
-            y.sum().backward()
+        if "q" in targets:
+            assert type(residual(x.detach(), mask=mask).grad_fn).__name__ == "AttendedBackward"
+    if targets:
+        same(residual, x.detach(), mask=mask, lowest=True)
+
+
+@pytest.mark.parametrize("make", [lambda: Attention(32, 4, bias=False), lambda: Attention(32, 4, "dot", dropout=0.3)])
+@pytest.mark.parametrize(("B", "T"), [(3, 1), (1, 5), (2, 9), (3, 50)])
+def test_one_step_of_each_shape_and_mask(make, B, T):
+    residual = changed(make(), "qv")
+    residual.sublayer.get_parameter("q.site.one.A").data.mul_(0.1)  # so that no weight of "dot" is near 1
+    for mask in (None, look_ahead(T), torch.rand(B, 1, T, T) < 0.6, torch.rand(1, 1, 1, T) < 0.6):
+        same(residual.train(), torch.randn(B, T, 32) * 0.3, mask=mask)
+
+
+def test_a_weight_that_does_not_lie_row_by_row():
+    residual = changed(Attention(32, 4), "qv")
+    q = residual.sublayer.get_submodule("q")
+    q.weight = nn.Parameter(q.weight.detach().t(), requires_grad=False)
+    same(residual, torch.randn(4, 17, 32))
 
 
 @pytest.mark.parametrize("make", [lambda: Attention(32, 4, dropout=0.3), lambda: FeedForward(32, 50)])
@@ -237,6 +256,7 @@ def test_a_thin_network_behind_a_sublayer_is_no_more_steps(make, dropout, inner)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
     for name in ("down.weight", "down.bias", "up.weight", "up.bias"):
+        same(residual, x.detach(), lowest=True)
         residual.get_parameter(f"out.one.{name}").requires_grad_(False)
         same(residual, x.detach())
 
@@ -250,9 +270,9 @@ def test_attention_whose_norm_is_elsewhere_is_one_step_too(targets):
     with native.computing():
         y = residual.eval()(x.requires_grad_())
         assert "AttendedBackward" in {type(step).__name__ for step, _ in y.grad_fn.next_functions}
-        if targets:  # as in the lowest block, whose input does not learn
-            residual(x.detach()).sum().backward()
     same(residual, x.detach())
+    if targets:
+        same(residual, x.detach(), lowest=True)
 
 
 def test_a_thin_matrix_that_is_frozen_has_no_gradient():
@@ -332,13 +352,7 @@ def test_biases_and_norms_that_learn_are_no_more_steps(make, skipped, dropout, s
     x = torch.randn(5, 40, 32)
     same(residual.train(), x)
     same(residual.eval(), x)
-    found = []
-    for kernels in (True, False):  # as in the lowest block, whose input does not learn
-        residual.zero_grad()
-        with native.computing(kernels):
-            residual(x).square().sum().backward()
-        found.append([shift.grad for shift in residual.parameters() if shift.requires_grad])
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
+    same(residual, x, lowest=True)
     with native.computing():
         first = "AttendedBackward" if isinstance(residual.sublayer, Attention) else "FedForwardBackward"
         assert type(residual(x.requires_grad_()).grad_fn).__name__ == first
@@ -382,8 +396,30 @@ def test_frozen_weights_are_kept_for_those_who_compute_again():
 @pytest.mark.parametrize("make", [lambda: Attention(32, 4), lambda: FeedForward(32, 50)])
 def test_an_input_of_another_width_is_told(make, learning, width):
     residual = PostNorm(32, make(), LayerNorm(32)).requires_grad_(False)
-    with native.computing(), torch.set_grad_enabled(learning), pytest.raises(RuntimeError, match="shape"):
-        residual(torch.randn(4, 17, width).requires_grad_(learning))
+    for again in (False, True):
+        x = torch.randn(4, 17, width).requires_grad_(learning)
+        with (
+            native.computing(again=again),
+            torch.set_grad_enabled(learning),
+            pytest.raises(RuntimeError, match="shape"),
+        ):
+            residual(x)
+
+
+@pytest.mark.parametrize("wrong", [Network(16, 4, 1.0), Network(40, 4, 1.0)])
+def test_a_thin_network_of_another_width_is_told(wrong):
+    residual = changed(Attention(32, 4), "q")
+    residual.out.put("one", wrong)
+    residual.out.active = ("one",)
+    with native.computing(), pytest.raises(RuntimeError, match="shape"):
+        residual(torch.randn(4, 17, 32))
+
+
+def test_a_sentence_alone_keeps_no_weights():
+    residual = PostNorm(32, Attention(32, 4), LayerNorm(32)).requires_grad_(False)
+    with torch.no_grad(), native.computing(again=True):
+        residual(torch.randn(1, native.UNPACKED, 32))
+        assert not hasattr(residual.sublayer.get_parameter("q.weight"), "packed_False")
 
 
 def test_a_model_that_is_called_computes_with_torch():

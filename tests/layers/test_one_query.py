@@ -105,6 +105,16 @@ def test_each_score_asks_another_sequence_too(score):
         )
 
 
+def test_what_does_not_fit_together_is_torchs():
+    torch.manual_seed(0)
+    layer, x = Attention(32, 4).eval(), torch.randn(4, 1, 32)
+    shared = torch.randn(1, 9, 32)  # the same for all rows
+    with native.computing(), torch.no_grad():
+        torch.testing.assert_close(layer(x, shared), layer(x, shared.expand(4, 9, 32)), rtol=0, atol=1e-5)
+        with pytest.raises(RuntimeError, match="size"):
+            layer(x, torch.randn(4, 9, 16))
+
+
 def test_a_head_of_the_first_token_needs_no_keys_of_the_last_block():
     config = peftlab.EncoderConfig(vocab=50, dim=24, layers=3, heads=4, inner=48, max_length=32, pooler=True)
     model = peftlab.Encoder(config).eval()

@@ -1,11 +1,13 @@
 """Asking a model: an answer a row, in their order; batches at once, and nothing left behind."""
 
+import copy
 import threading
 import time
 
 import pytest
 import torch
 
+from peftlab import native
 from peftlab.models.encoder import Encoder, EncoderConfig
 from peftlab.tasks import classify
 from peftlab.train import asking
@@ -51,6 +53,14 @@ def test_every_row_has_its_own_answer(model, rows):
         alone, labels = rows.batch([row])
         torch.testing.assert_close(answer, sums(model, alone, labels)[0], atol=1e-5, rtol=1e-5)
         assert not answer.requires_grad
+
+
+def test_threads_share_the_weights_that_they_keep(model, rows, monkeypatch):
+    monkeypatch.setattr(native, "TALL", True)
+    expected = ask(model, rows, sums, "fp32")
+    for _ in range(5):
+        fresh = copy.deepcopy(model).requires_grad_(False)  # whose weights nobody has kept yet
+        torch.testing.assert_close(ask(fresh, rows, sums, "fp32"), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_the_model_and_the_threads_are_left_as_they_were(model, rows):

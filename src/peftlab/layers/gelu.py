@@ -54,9 +54,9 @@ class ThroughGelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-        y, slope = network(x, up, up_bias, down, down_bias)
+        inner, slope = native.linear_gelu(x, up, up_bias, learning=True, frozen=True)
         ctx.save_for_backward(slope, up, down)
-        return y
+        return native.linear(inner, down, down_bias, frozen=True)
 
     @staticmethod
     @once_differentiable
@@ -64,9 +64,3 @@ class ThroughGelu(torch.autograd.Function):
         slope, up, down = ctx.saved_tensors
         inner = native.linear_input(gradient, down, slope, frozen=True)
         return native.linear_input(inner, up, frozen=True), None, None, None, None
-
-
-def network(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> tuple[Tensor, Tensor | None]:
-    """W₂ · gelu(W₁x + b₁) + b₂, and what must wait for the backward pass."""
-    inner, slope = native.linear_gelu(x, up, up_bias, learning=True, frozen=True)
-    return native.linear(inner, down, down_bias, frozen=True), slope

@@ -86,35 +86,6 @@ class FrozenMap(Map):
         """For the gradients of what is `learned`."""
         return tuple(torch.empty_like(t) if t.requires_grad else None for t in self.learned)
 
-    def product(self, x: Tensor, again: bool = True) -> tuple[Tensor, Tensor | None]:
-        """y, and u where there is a change; `again`: there will be more with this W."""
-        y = native.linear(x, self.weight, self.bias, frozen=again)
-        if self.change is None:
-            return y, None
-        u = native.linear(x, self.change.A).mul_(self.change.scale)
-        native.add_linear(y, u, self.change.B)
-        return y, u
-
-    def gradients(
-        self, gradient: Tensor, x: Tensor | None, u: Tensor | None, to_x: bool = True, onto: Tensor | None = None
-    ) -> tuple[Tensor | None, tuple[Tensor | None, ...]]:
-        """x's gradient, added `onto` another where that is given, and those of what is `learned`."""
-        dx = onto
-        if to_x and onto is not None:
-            native.add_linear_input(onto, gradient, self.weight, frozen=True)
-        elif to_x:
-            dx = native.linear_input(gradient, self.weight, frozen=True)
-        if self.change is None:
-            return dx, tuple(bias_gradient(gradient) for _ in self.learned)
-        assert x is not None
-        assert u is not None
-        A, B, scale = self.change
-        du = input_gradient(gradient, B).mul_(scale)
-        if to_x and dx is not None:
-            native.add_linear_input(dx, du, A)
-        dA = weight_gradient(du, x) if A.requires_grad else None
-        return dx, (dA, weight_gradient(gradient, u) if B.requires_grad else None)
-
 
 class LowRankProduct(torch.autograd.Function):
     """A `FrozenMap` with a change, one step in the place of five; `again`: there will be more with this W."""
@@ -123,7 +94,8 @@ class LowRankProduct(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float, again: bool
     ) -> Tensor:
-        y, u = FrozenMap(weight, bias, LowRank(A, B, scale)).product(x, again)
+        y, u = native.linear(x, weight, bias, frozen=again), native.linear(x, A).mul_(scale)
+        native.add_linear(y, u, B)
         ctx.save_for_backward(x, weight, A, B, u)
         ctx.scale = scale
         return y
@@ -132,8 +104,12 @@ class LowRankProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, A, B, u = ctx.saved_tensors
-        frozen = FrozenMap(weight, None, LowRank(A, B, ctx.scale))
-        dx, (dA, dB) = frozen.gradients(gradient, x, u, to_x=ctx.needs_input_grad[0])
+        to_x, _, _, to_A, to_B, _, _ = ctx.needs_input_grad
+        dx = native.linear_input(gradient, weight, frozen=True) if to_x else None
+        du = input_gradient(gradient, B).mul_(ctx.scale)
+        if dx is not None:
+            native.add_linear_input(dx, du, A)
+        dA, dB = weight_gradient(du, x) if to_A else None, weight_gradient(gradient, u) if to_B else None
         return dx, None, None, dA, dB, None, None
 
 
@@ -195,10 +171,10 @@ class Linear(nn.Linear):
 
     def frozen_map(self, route: Route | None) -> FrozenMap | None:
         """The same, where it does not learn itself and our own kernels can compute it."""
-        if self.learns or not native.takes(self.weight) or (found := self.map(route)) is None:
+        if self.learns or (found := self.map(route)) is None:
             return None
         frozen = FrozenMap(*found)
-        given = frozen.learned if frozen.bias is None else (*frozen.learned, frozen.bias)
+        given = frozen.weight, *frozen.learned, *(() if frozen.bias is None else (frozen.bias,))
         return frozen if all(native.takes(t) and t.is_contiguous() for t in given) else None
 
     def reset_parameters(self) -> None:

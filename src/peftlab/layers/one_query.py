@@ -34,7 +34,7 @@ def attend_one(q: Tensor, memory: Tensor, k: Map, v: Map, scale: float, mask: Te
     its weights.
     """
     q = q[:, :, 0]
-    if native.fits(q, memory) and native.fits(k.weight, v.weight):
+    if by_kernel(q, memory, k, v):
         return OneQuery.apply(q, memory, k.whole, v.whole, v.bias, k.bias, scale, mask, in_65536(dropout))[:, :, None]
     scores = to_tokens(q * scale, k) @ memory.transpose(1, 2)  # [B, H, T]
     if k.bias is not None and k.bias.requires_grad:  # it learns nothing, and is told so
@@ -44,6 +44,14 @@ def attend_one(q: Tensor, memory: Tensor, k: Map, v: Map, scale: float, mask: Te
     if v.bias is not None:
         mixed = mixed + weights.sum(-1, keepdim=True) * v.bias.view(mixed.shape[1:])
     return mixed[:, :, None]
+
+
+def by_kernel(q: Tensor, memory: Tensor, k: Map, v: Map) -> bool:
+    """Whether our own kernel is to compute it; what does not fit together torch tells."""
+    B, H, d = q.shape
+    square = k.weight.shape == v.weight.shape == (H * d, H * d) and memory.shape[::2] == (B, H * d)
+    told = k.weight, v.weight, *(() if v.bias is None else (v.bias,))
+    return square and native.fits(q, memory) and all(native.takes(t) and t.is_contiguous() for t in told)
 
 
 class OneQuery(torch.autograd.Function):

@@ -1,4 +1,5 @@
 """A sublayer whose own weights are frozen, with the norm behind it, as one step of autograd: norm(x + dropout(f(x))).
+Attention is one without a norm, too.
 
 A method that trains little beside frozen weights leaves little to learn in a step, but torch would keep a graph of all
 its products and add up the gradients of whatever is used twice. Here a sublayer is one call of C each way
@@ -45,6 +46,13 @@ class Joint(NamedTuple):
         """What may learn of it."""
         return *self.norm[:2], *(() if self.thin is None else self.thin[:4])
 
+    def fits(self, D: int) -> bool:
+        """Whether the kernels can compute it behind something of a width."""
+        w = 0 if self.thin is None else len(self.thin.down)
+        shapes = (D,), (D,), (w, D), (w,), (D, w), (D,)
+        told = zip(self.learned, shapes, strict=False)
+        return all(t.shape == shape and native.takes(t) and t.is_contiguous() for t, shape in told)
+
     def room(self, wanted: Sequence[bool]) -> tuple[tuple[Tensor | None, Tensor | None], Found]:
         """For the gradients of the norm, and for those of the network."""
         thin = () if self.thin is None else self.thin[:4]
@@ -58,7 +66,7 @@ def in_one_step(
     """norm(x + f(x)), or where nothing is joined f(x); None where it is not to be one step."""
     if not native.TALL or x.ndim != 3 or not native.fits(x, x):
         return None
-    if joint is not None and not all(native.takes(t) and t.is_contiguous() for t in joint.learned):
+    if joint is not None and not joint.fits(x.shape[-1]):
         return None
     if type(sublayer) is Attention:
         return attended(sublayer, x, joint, route, **inputs)
@@ -67,9 +75,9 @@ def in_one_step(
     return None
 
 
-def pays(weight: Tensor) -> bool:
+def pays(x: Tensor, weight: Tensor) -> bool:
     """Whether it is worth to keep a weight as the kernels want it, which they do here."""
-    return torch.is_grad_enabled() or native.keeps(weight)
+    return torch.is_grad_enabled() or (native.keeps(weight) and x.numel() > native.UNPACKED * x.shape[-1])
 
 
 def attended(
@@ -78,7 +86,7 @@ def attended(
     """Self-attention that nobody looks at, with nothing before its keys."""
     if any(other is not None for other in others.values()) or type(f.score) not in (Dot, Scaled):
         return None
-    if x.shape[-1] != f.q.in_features or not pays(f.q.weight):  # of another width torch tells
+    if x.shape[-1] != f.q.in_features or not pays(x, f.q.weight):  # of another width torch tells
         return None
     maps = [part.frozen_map(route) for part in (f.q, f.k, f.v, f.o)]
     if not f.kv.idle(route) or any(part is None for part in maps):
@@ -156,7 +164,7 @@ def fed_forward(f: FeedForward, x: Tensor, joint: Joint, route: Route | None) ->
     up, down = f.up.frozen_map(route), f.down.frozen_map(route)
     if f.name != "gelu" or f.drops or up is None or down is None or up.change is not None or down.change is not None:
         return None
-    if x.shape[-1] != f.up.in_features or not pays(f.up.weight):  # of another width torch tells
+    if x.shape[-1] != f.up.in_features or not pays(x, f.up.weight):  # of another width torch tells
         return None
     leads = any(t.requires_grad for t in (x, *up.learned))
     if torch.is_grad_enabled() and not leads:  # through the network

@@ -101,8 +101,7 @@ class PostNorm(Residual):
         if not native.fits(x, y) or x.shape != y.shape or not isinstance(self.norm, LayerNorm):
             return None
         norm = self.norm.affine(route)
-        told = all(native.takes(t) and t.shape == x.shape[-1:] and t.is_contiguous() for t in norm[:2])
-        return norm if told else None
+        return norm if Joint(norm, 0.0, None).fits(x.shape[-1]) else None
 
     def join(self, x: Tensor, y: Tensor, real: Tensor | None, route: Route | None) -> Tensor:
         norm = self.fusing(x, y, route)

@@ -28,8 +28,8 @@ EXPORT void normalise(const float *x, const float *scale, const float *shift, fl
     for (long m = 0; m < M; m++) norm_row(x + m * D, scale, shift, eps, y + m * D, NULL, D);
 }
 
-/* sum = x + y · keep · growth, out = norm(sum). Without a gradient to come `stats` is NULL, and sum may be out; so may y;
-   without dropout `keep` is NULL. */
+/* sum = x + y · keep · growth, out = norm(sum). y may be out. Without a gradient to come `stats` is NULL, and sum
+   may be out, too; without dropout `keep` is NULL. */
 EXPORT void join(const float *x, const float *y, const uint8_t *keep, float growth, const float *scale,
                  const float *shift, float eps, float *sum, float *stats, float *out, long M, long D) {
 #pragma omp parallel for schedule(static) if (M * D > WORTH)

@@ -2,8 +2,8 @@
    says how that can be.
 
    Shapes: B rows, H heads of width d, T tokens x [B, T, D] of width D = H · d; q and mixed [B, H, d]; the matrices of the keys
-   and the values k and v [D, D], of which a head has d rows. `shape` is that of B sets of H queries, for each of which there
-   is one: its H is 1, its Tq is H. */
+   and the values k and v [D, D], of which a head has d rows. In `shape` each
+   head counts as a query of a single head: its H is 1, its Tq is H. */
 
 #include "heads.h"
 
@@ -119,9 +119,9 @@ EXPORT int ask_tokens_back(const float *g, const float *q, const float *x, const
                 float *th = t + h * wide, of_bias = 0.0f;
                 const float *wh = weights + h * wide, *lh = left + h * wide;
                 for (long i = h * d; bias && i < (h + 1) * d; i++) of_bias += g[b * D + i] * bias[i];
-                vec sums = all(0.0f), scale = all(s->scale), more = all(of_bias);
-                for (long j = 0; j < used; j += LANES) sums += load(lh + j) * (load(th + j) + more);
-                vec mean = all(sum(sums));
+                vec products = all(0.0f), scale = all(s->scale), more = all(of_bias);
+                for (long j = 0; j < used; j += LANES) products += load(lh + j) * (load(th + j) + more);
+                vec mean = all(sum(products));
                 for (long j = 0; j < used; j += LANES)
                     store(th + j, (load(lh + j) * (load(th + j) + more) - load(wh + j) * mean) * scale);
             }

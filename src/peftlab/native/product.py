@@ -5,6 +5,7 @@ Shapes: M rows, K inputs, N outputs.
 
 from __future__ import annotations
 
+import threading
 from ctypes import c_int, c_long, c_void_p
 
 import torch
@@ -19,6 +20,8 @@ UNPACKED = 16
 """rows up to which a product packs nothing"""
 FEW = 48
 """rows up to which a product is the kernels' on any processor; of more than these MKL is as fast on those of Intel"""
+PACKING = threading.Lock()
+"""so that several threads that need a weight pack it once"""
 
 declare("pack", c_void_p, *[c_long] * 2, c_int, c_void_p)
 declare("linear", *[c_void_p] * 5, *[c_long] * 3)
@@ -68,13 +71,12 @@ def add_linear(y: Tensor, x: Tensor, weight: Tensor) -> None:
     LIBRARY.add_linear(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // K, N, K)
 
 
-def add_linear_input(dx: Tensor, gradient: Tensor, weight: Tensor, frozen: bool = False) -> None:
+def add_linear_input(dx: Tensor, gradient: Tensor, weight: Tensor) -> None:
     """dx [..., K] += gradient [..., N] · weight [N, K], where dx lies row by row."""
     assert dx.is_contiguous()
     assert (*dx.shape[:-1], *weight.shape) == (*gradient.shape, dx.shape[-1])
     (N, K), gradient, weight = weight.shape, gradient.contiguous(), weight.contiguous()
-    panels = packed(weight, True) if frozen else None
-    LIBRARY.add_linear_input(*map(address, (gradient, weight, panels, dx)), gradient.numel() // N, N, K)
+    LIBRARY.add_linear_input(*map(address, (gradient, weight, None, dx)), gradient.numel() // N, N, K)
 
 
 def linear_weight(gradient: Tensor, x: Tensor) -> Tensor:
@@ -101,13 +103,21 @@ def packed(weight: Tensor, across: bool) -> Tensor:
     name, state = f"packed_{across}", (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
     kept = getattr(weight, name, None)
     if kept is None or kept[0] != state:
-        (N, K), width = weight.shape, LANES * 3
-        columns, depth = (K, N) if across else (N, K)
-        panels = weight.new_empty(-(-columns // width) * width * depth)
-        LIBRARY.pack(weight.data_ptr(), N, K, across, panels.data_ptr())
-        kept = state, panels
-        setattr(weight, name, kept)
+        with PACKING:
+            kept = getattr(weight, name, None)
+            if kept is None or kept[0] != state:
+                kept = state, pack(weight, across)
+                setattr(weight, name, kept)
     return kept[1]
+
+
+def pack(weight: Tensor, across: bool) -> Tensor:
+    """A weight in panels."""
+    (N, K), width = weight.shape, LANES * 3
+    columns, depth = (K, N) if across else (N, K)
+    panels = weight.new_empty(-(-columns // width) * width * depth)
+    LIBRARY.pack(weight.data_ptr(), N, K, across, panels.data_ptr())
+    return panels
 
 
 def forget(weight: Tensor) -> None:

@@ -8,7 +8,8 @@
 #include "vector.h"
 
 /* y = x wᵀ + b, and with a rank + u Bᵀ, where u = factor · x Aᵀ [M, r]. `panels` are w's, for y or for x's gradient, whichever
-   is asked for. Of a thin network's two maps, which learn themselves, `factor` is s. Gradients that are NULL are not wanted. */
+   is asked for. Of a thin network's second map, which learns itself as the first does, `factor` is s. Gradients that are NULL
+   are not wanted. */
 typedef struct {
     const float *w, *panels, *bias, *A, *B;
     long N, K, rank;
@@ -16,7 +17,8 @@ typedef struct {
     float *dA, *dB, *db, *dw;
 } map;
 
-/* Values of which `cut` of 65,536 are dropped; drawn anew unless `seeds` is NULL. None are where `keep` is NULL. */
+/* Values of which `cut` of 65,536 are dropped; `keep` is drawn from the seeds on the way forward, and read on the way back.
+   None are dropped where it is NULL. */
 typedef struct {
     uint8_t *keep;
     const uint64_t *seeds;

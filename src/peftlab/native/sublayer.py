@@ -71,25 +71,30 @@ declare("fed_forward", *[c_void_p] * 7, c_int, c_void_p, c_long)
 declare("fed_forward_back", *[c_void_p] * 6, c_int, *[c_void_p] * 4, c_long)
 
 
-def ahead(part: Map) -> Told:
-    """A map that is to be applied."""
-    weight, bias, change = part
-    A, B, factor = change or (None, None, 1.0)
-    rank = 0 if A is None else A.shape[0]
-    panels = packed(weight, False).data_ptr()
-    return Told(weight.data_ptr(), panels, address(bias), address(A), address(B), *weight.shape, rank, factor)
+def ahead(maps: Sequence[Map], panels: Sequence[Tensor]) -> Any:
+    """Maps that are to be applied."""
+    told = (Told * len(maps))()
+    for i, ((weight, bias, change), panel) in enumerate(zip(maps, panels, strict=True)):
+        A, B, factor = change or (None, None, 1.0)
+        rank = 0 if A is None else A.shape[0]
+        thin = address(A), address(B)
+        told[i] = Told(weight.data_ptr(), panel.data_ptr(), address(bias), *thin, *weight.shape, rank, factor)
+    return told
 
 
-def back(part: Map, room: Room) -> Told:
-    """A map whose gradients are wanted where there is `room` for them: for dA and dB, or without a change for db."""
-    weight, _, change = part
-    panels = packed(weight, True).data_ptr()
-    if change is None:
-        of_bias = address(room[0]) if room else None
-        return Told(weight.data_ptr(), panels, None, None, None, *weight.shape, 0, 1.0, None, None, of_bias)
-    A, B, factor = change
-    thin = A.data_ptr(), B.data_ptr()
-    return Told(weight.data_ptr(), panels, None, *thin, *weight.shape, A.shape[0], factor, *map(address, room))
+def back(maps: Sequence[Map], panels: Sequence[Tensor | None], rooms: Sequence[Room]) -> Any:
+    """Maps whose gradients are wanted where there is room for them: for dA and dB, or without a change for db."""
+    told = (Told * len(maps))()
+    for i, ((weight, _, change), panel, room) in enumerate(zip(maps, panels, rooms, strict=True)):
+        given = weight.data_ptr(), address(panel), None
+        if change is None:
+            of_bias = address(room[0]) if room else None
+            told[i] = Told(*given, None, None, *weight.shape, 0, 1.0, None, None, of_bias)
+        else:
+            A, B, factor = change
+            thin = A.data_ptr(), B.data_ptr()
+            told[i] = Told(*given, *thin, *weight.shape, A.shape[0], factor, *map(address, room))
+    return told
 
 
 def of_thin(thin: Thin | None, room: Room = (None,) * 4) -> Any:
@@ -107,7 +112,7 @@ def of_thin(thin: Thin | None, room: Room = (None,) * 4) -> Any:
 
 
 def joint(D: int, thin: Thin | None) -> int:
-    """How many numbers a token leaves for its gradients where a sublayer is joined."""
+    """How many numbers a token leaves where a sublayer is joined."""
     return D + 2 + (0 if thin is None else D + 2 * thin[0].shape[0])
 
 
@@ -141,9 +146,10 @@ def attended(
     shape, _mask = shape_of((B, asked.heads, T, T, D // asked.heads), asked.scale, asked.mask)
     kept = x.new_empty(B * T * (3 * D + sum(ranks(maps)) + (0 if norm is None else joint(D, thin))))
     mixed, out = torch.empty_like(x), torch.empty_like(x)
+    panels = [packed(weight, False) for weight, _, _ in maps]  # which are held while C reads them
     LIBRARY.attended(
         x.data_ptr(),
-        (Told * 4)(*map(ahead, maps)),
+        ahead(maps, panels),
         of_thin(thin),
         byref(shape),
         of_norm(norm),
@@ -178,10 +184,11 @@ def attended_back(
     x = None if x is None else x.contiguous()
     w = max(*ranks(maps), 0 if thin is None else thin[0].shape[0])
     dx, room = torch.empty_like(gradient), gradient.new_empty(B * T * 5 * D + (2 * B * T + D) * w)
+    panels = [packed(weight, True) if to_x or i == 3 else None for i, (weight, _, _) in enumerate(maps)]
     LIBRARY.attended_back(
         gradient.data_ptr(),
         address(x),
-        (Told * 4)(*map(back, maps, rooms)),
+        back(maps, panels, rooms[:4]),
         of_thin(thin, rooms[-1]),
         byref(shape),
         of_norm(norm),
@@ -204,9 +211,10 @@ def fed_forward(
     (inner, D), M, x = maps[0][0].shape, x.numel() // x.shape[-1], x.contiguous()
     kept = x.new_empty(M * ((inner if learning else 0) + joint(D, thin)))
     out, room = torch.empty_like(x), x.new_empty(M * inner)
+    panels = [packed(weight, False) for weight, _, _ in maps]
     LIBRARY.fed_forward(
         x.data_ptr(),
-        (Told * 2)(*map(ahead, maps)),
+        ahead(maps, panels),
         of_thin(thin),
         of_norm(norm),
         values.told(anew=True),
@@ -234,9 +242,10 @@ def fed_forward_back(
     (inner, D), M, gradient = maps[0][0].shape, gradient.numel() // gradient.shape[-1], gradient.contiguous()
     w = 0 if thin is None else thin[0].shape[0]
     dx, room = torch.empty_like(gradient), gradient.new_empty(M * (D + inner) + (2 * M + D) * w)
+    panels = [packed(maps[0][0], True) if to_x else None, packed(maps[1][0], True)]
     LIBRARY.fed_forward_back(
         gradient.data_ptr(),
-        (Told * 2)(*map(back, maps, rooms)),
+        back(maps, panels, rooms[:2]),
         of_thin(thin, rooms[-1]),
         of_norm(norm),
         values.told(),
