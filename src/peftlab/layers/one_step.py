@@ -7,7 +7,7 @@ its products and add up the gradients of whatever is used twice. Here a sublayer
 the place of ten. A thin network that a method puts behind f belongs to the step. `Residual.forward` is the way of all
 others, and computes the same; hooks on the layers inside are called there alone.
 
-    python -m pytest tests/layers/test_fused.py
+    python -m pytest tests/layers/test_one_step.py
 
 Shapes: B rows, T tokens, D model width, H heads, d = D / H.
 """
