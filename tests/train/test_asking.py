@@ -9,6 +9,7 @@ import torch
 
 from peftlab import native
 from peftlab.models.encoder import Encoder, EncoderConfig
+from peftlab.native import product
 from peftlab.tasks import classify
 from peftlab.train import asking
 from peftlab.train.asking import ask
@@ -57,10 +58,18 @@ def test_every_row_has_its_own_answer(model, rows):
 
 def test_threads_share_the_weights_that_they_keep(model, rows, monkeypatch):
     monkeypatch.setattr(native, "TALL", True)
-    expected = ask(model, rows, sums, "fp32")
-    for _ in range(5):
-        fresh = copy.deepcopy(model).requires_grad_(False)  # whose weights nobody has kept yet
-        torch.testing.assert_close(ask(fresh, rows, sums, "fp32"), expected, atol=1e-5, rtol=1e-5)
+    expected, packed, pack = ask(model, rows, sums, "fp32"), [], product.pack
+
+    def slow(weight, across):
+        packed.append((id(weight), across))
+        time.sleep(0.02)  # in which another thread needs it, too
+        return pack(weight, across)
+
+    monkeypatch.setattr(product, "pack", slow)
+    fresh = copy.deepcopy(model).requires_grad_(False)  # whose weights nobody has kept yet
+    torch.testing.assert_close(ask(fresh, rows, sums, "fp32"), expected, atol=1e-5, rtol=1e-5)
+    assert len(packed) == len(set(packed))
+    assert bool(packed) == (native.LIBRARY is not None)
 
 
 def test_the_model_and_the_threads_are_left_as_they_were(model, rows):
