@@ -42,7 +42,10 @@ def main() -> None:
     parser.add_argument("--base", default="minilm")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of each side [%(default)s]")
     parser.add_argument(
-        "--precision", choices=("auto", "fp32", "bf16"), default="auto", help="ours and the peer's best"
+        "--precision",
+        choices=("auto", "fp32", "bf16", "int16"),
+        default="auto",
+        help="ours; bf16 is the peer's best's, too",
     )
     parser.add_argument("--compile", action="store_true", help="torch.compile for the peer at its best")
     given = parser.parse_args()

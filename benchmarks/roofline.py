@@ -3,9 +3,10 @@
 python -m benchmarks.roofline --threads 2
 
 The peak is measured on the spot, of the products of one step: 32 rows of 27 tokens through MiniLM's three shapes of
-matrices. What a row needs follows from a formula (`peftlab.models.flops`) over its real tokens: a pass forward, one
-backward through the activations, for `full` one more for the weights; what is frozen below everything that trains is
-needed once, however many epochs there are. A method's own small products are left out.
+matrices, by torch, or in int16, which torch has not, by our own kernel. What a row needs follows from a formula
+(`peftlab.models.flops`) over its real tokens: a pass forward, one backward through the activations, for `full` one more
+for the weights; what is frozen below everything that trains is needed once, however many epochs there are. A method's
+own small products are left out.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
+from peftlab import native
 from peftlab.models.encoder import EncoderConfig
 from peftlab.models.flops import TRAINED, block_flops, encoder_flops
 from peftlab.train.precision import pick_precision
@@ -37,23 +39,24 @@ def main() -> None:
 
 
 def peaks(seconds: float) -> dict[str, float]:
-    """FLOP/s by precision; bf16 only where the processor computes with it."""
-    kinds = {"fp32": torch.float32}
-    if pick_precision("auto", torch.device("cpu")) == "bf16":
-        kinds["bf16"] = torch.bfloat16
-    return {name: peak(dtype, seconds) for name, dtype in kinds.items()}
+    """FLOP/s by precision: fp32, and what the processor computes with by itself."""
+    return {name: peak(name, seconds) for name in {"fp32", pick_precision("auto", torch.device("cpu"))}}
 
 
 @torch.inference_mode()
-def peak(dtype: torch.dtype, seconds: float) -> float:
+def peak(precision: str, seconds: float) -> float:
     """The products of all shapes over the sum of their shortest times."""
-    total = 0.0
+    total, dtype = 0.0, torch.bfloat16 if precision == "bf16" else torch.float32
     for a, b in SHAPES:
         x, weight = torch.randn(TOKENS, a, dtype=dtype), torch.randn(b, a, dtype=dtype)
         end, shortest = time.perf_counter() + seconds, float("inf")
         while time.perf_counter() < end:
             start = time.perf_counter()
-            torch.nn.functional.linear(x, weight)
+            if precision == "int16":
+                with native.computing(integers=True):
+                    native.linear(x, weight, frozen=True)
+            else:
+                torch.nn.functional.linear(x, weight)
             shortest = min(shortest, time.perf_counter() - start)
         total += shortest
     return sum(2.0 * TOKENS * a * b for a, b in SHAPES) / total

@@ -15,8 +15,8 @@ class Settings:
     task: str = "sst2"
     """as for `peftlab train`: a short name, a folder or a file"""
     threads: int = 2
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """ours, and of the peer at its best; auto: bf16 where the processor computes with it"""
+    precision: Literal["auto", "fp32", "bf16", "int16"] = "auto"
+    """ours, and bf16 also of the peer at its best; auto: as `peftlab train` has it"""
     compile: bool = False
     """whether the peer at its best is compiled"""
     quick: bool = False

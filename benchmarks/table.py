@@ -64,11 +64,11 @@ def goal(row: Figures, side: str) -> str:
 def regressions(row: Figures, kept: Sequence[Figures]) -> list[str]:
     """A sentence for each ratio that is more than a fifth lower than in the kept table.
 
-    A ratio depends on the processor, too: it is compared with one that was kept on the same kind.
+    A ratio depends on processor and precision, too: it is compared with one that was kept with the same.
     """
     told = []
     for before in kept:
-        if any(row[key] != before[key] for key in ("row", "processor")):
+        if any(row[key] != before[key] for key in ("row", "processor", "precision")):
             continue
         for side in ("default", "best"):
             now, then = row[f"ratio_{side}"], before[f"ratio_{side}"]

@@ -80,6 +80,7 @@ def summary(row: Row, turns: Turns, peaks: Mapping[str, float]) -> dict[str, Any
     for side in ("ours", "default", "best"):
         figures[f"memory_{side}"] = turns[side][0].memory if side in turns else None
     first = turns["ours"][0]
+    figures["precision"] = first.precision
     figures["tokens_second"] = first.tokens / middle["ours"] if first.tokens and row.unit == "seconds" else None
     figures["roofline"] = share(first, middle["ours"], peaks) if row.unit == "seconds" else None
     figures["peak"] = peaks.get(first.precision)

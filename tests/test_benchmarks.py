@@ -110,7 +110,7 @@ def test_a_short_run_has_fewer_rounds_and_may_be_told_how_many():
 
 def figures(name: str, default: float, best: float | None) -> dict:
     here = torch.backends.cpu.get_cpu_capability()
-    return {"row": name, "ratio_default": default, "ratio_best": best, "processor": here}
+    return {"row": name, "ratio_default": default, "ratio_best": best, "processor": here, "precision": "fp32"}
 
 
 def test_a_ratio_that_lost_more_than_a_fifth_is_a_regression():
@@ -119,7 +119,8 @@ def test_a_ratio_that_lost_more_than_a_fifth_is_a_regression():
         assert regressions(row, kept) == []
     (told,) = regressions(figures("a", 4.1, 1.59), kept)
     assert "a: 1.59 times the peer's best" in told
-    assert regressions({**figures("a", 0.1, 0.1), "processor": "another"}, kept) == []
+    for other in ("processor", "precision"):
+        assert regressions({**figures("a", 0.1, 0.1), other: "another"}, kept) == []
 
 
 def test_command_prints_json_and_fails_at_a_regression(monkeypatch, tmp_path, capsys):

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from peftlab import processor
+from peftlab import native, processor
 from peftlab.train.precision import pick_precision
 
 INTEL = """processor\t: 0
@@ -37,6 +37,7 @@ def test_tiles_that_nobody_can_ask_for_are_hidden(tmp_path, monkeypatch, level, 
 
 def test_bf16_is_not_chosen_where_tiles_are_hidden(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(native, "INTEGERS", False)
     for hidden, precision in ((True, "fp32"), (False, "bf16")):
         monkeypatch.setattr("peftlab.train.precision.tiles_hidden", lambda hidden=hidden: hidden)
         assert pick_precision("auto", torch.device("cpu")) == precision

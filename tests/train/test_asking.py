@@ -60,10 +60,10 @@ def test_threads_share_the_weights_that_they_keep(model, rows, monkeypatch):
     monkeypatch.setattr(native, "TALL", True)
     expected, packed, pack = ask(model, rows, sums, "fp32"), [], product.pack
 
-    def slow(weight, across):
-        packed.append((id(weight), across))
+    def slow(weight, *how):
+        packed.append((id(weight), *how))
         time.sleep(0.02)  # in which another thread needs it, too
-        return pack(weight, across)
+        return pack(weight, *how)
 
     monkeypatch.setattr(product, "pack", slow)
     fresh = copy.deepcopy(model).requires_grad_(False)  # whose weights nobody has kept yet

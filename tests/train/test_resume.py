@@ -18,6 +18,7 @@ from peftlab.train import asking, loop
 from peftlab.train import run as run_module
 from peftlab.train.checkpoint import Checkpoints, State
 from peftlab.train.config import Config
+from peftlab.train.precision import pick_device, pick_precision
 from peftlab.train.run import run
 
 
@@ -198,9 +199,11 @@ def test_what_was_left_to_the_machine_stays_as_it_was(tiny, films_file, tmp_path
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     interrupt(config, tmp_path / "run", 5)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-    monkeypatch.setattr("peftlab.train.config.pick_precision", lambda wanted, _: "bf16" if wanted == "auto" else wanted)
+    here = pick_precision("auto", pick_device())
+    there = "fp32" if here == "bf16" else "bf16"
+    monkeypatch.setattr("peftlab.train.config.pick_precision", lambda wanted, _: there if wanted == "auto" else wanted)
     result = run(config, tmp_path / "run")
-    assert result["precision"] == "fp32"
+    assert result["precision"] == here
     assert "threads = 3" in (tmp_path / "run" / "config.toml").read_text()
 
 

@@ -21,7 +21,7 @@ A file of Python calls the C file of its name; `library` finds and loads what wa
 
 from peftlab.native.attention import attend, attend_back
 from peftlab.native.choose import continuations, likeliest, log_softmax
-from peftlab.native.library import LIBRARY, NAME, TALL
+from peftlab.native.library import INTEGERS, LIBRARY, NAME, TALL
 from peftlab.native.norm import join, join_affine, join_back
 from peftlab.native.one_query import ask_tokens, ask_tokens_back
 from peftlab.native.pointwise import apply_kept, draw_kept, gelu, gelu_back
@@ -43,6 +43,7 @@ from peftlab.native.switch import computing, fits, keeps, takes
 
 __all__ = [
     "FEW",
+    "INTEGERS",
     "LIBRARY",
     "NAME",
     "TALL",

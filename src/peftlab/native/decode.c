@@ -9,7 +9,9 @@
 enum { WORTH = 16384 };
 
 typedef struct {
-    const float *weight, *packed, *bias;
+    const float *weight;
+    const frozen *packed;
+    const float *bias;
     long outputs, inputs;
 } map;
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
 from typing import Any
 
 from peftlab.native.building import library
@@ -30,10 +29,12 @@ NAME = "torch's" if LIBRARY is None else FILE.stem
 """what computes, as a comparison tells it"""
 TALL = facts().get("vendor_id") == "AuthenticAMD" and "avx512f" not in flags()
 """whether products of many rows are the kernels' too: on an AMD with AVX2 they were measured to be faster than MKL's"""
+INTEGERS = LIBRARY is not None and TALL
+"""whether those with frozen weights may be in integers"""
 
 
-def declare(name: str, *arguments: Any, gives: Callable[[int], None] | None = None) -> None:
-    """What a kernel is called with; what `gives` makes of its number, where it has one to tell."""
+def declare(name: str, *arguments: Any, gives: Any = None) -> None:
+    """What a kernel is called with; what it gives, or what `gives` makes of its number, where it has one to tell."""
     if LIBRARY is not None:
         call = getattr(LIBRARY, name)
         call.argtypes, call.restype = arguments, gives

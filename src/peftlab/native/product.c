@@ -5,12 +5,12 @@
    a few rows, as a step of writing has them, or of a few columns, as LoRA has them, packing would take longer than the
    product: both operands are read along K, where they lie, and each number is a sum over a vector's lanes.
 
-   What follows a product is done to each block of it while it is in the cache: GELU behind a feed-forward network's
-   first map, and its slope behind the gradient of the second one.
+   What follows a product is done to each block of it while it is in the cache (after.h): GELU behind a feed-forward
+   network's first map, and its slope behind the gradient of the second one. A frozen w may be one of integers (int16.c).
 
    Shapes: x [M, K], w [N, K], b [N], y and g [M, N]; the rows of each follow each other. */
 
-#include "vector.h"
+#include "int16.h"
 
 enum { DEPTH = 384, GROUP = 2, TALL = 96, FEW = 16, WORTH = 40000 };
 /* of K at once; panels that are packed at once; rows of x that go through them at once; rows up to which nothing is
@@ -22,39 +22,13 @@ typedef struct {
 } operand;
 /* the number of row m at k is at[m · row + k · step] */
 
-/* What becomes of the product: with `onto` it is added to what y holds; then y becomes GELU of itself, and its slope there
-   goes to `slope` unless that is NULL; or y is multiplied by `times`. */
-typedef struct {
-    int onto, gelu;
-    float *slope;
-    const float *times;
-} after;
-
-static void finish(after then, float *y, long N, long m, long rows, long from, long to) {
-    for (long r = m; r < m + rows; r++) {
-        long i = r * N + from, end = r * N + to;
-        if (then.times)
-            for (; i < end; i++) y[i] *= then.times[i];
-        for (; i + LANES <= end; i += LANES) {
-            activation a = gelu_of(load(y + i));
-            store(y + i, a.value);
-            if (then.slope) put_away(then.slope + i, a.slope);
-        }
-        for (; i < end; i++) {
-            activation a = gelu_of(all(y[i]));
-            y[i] = a.value[0];
-            if (then.slope) then.slope[i] = a.slope[0];
-        }
-    }
-}
-
-/* The second operand. `across`: y's columns are its columns, not its rows, which are `wide`; `packed` is all of it in
-   panels, each with its K rows, or NULL. */
+/* The second operand. `across`: y's columns are its columns, not its rows, which are `wide`; `packed` is all of it, as `pack`
+   leaves it, or NULL. */
 typedef struct {
     const float *at;
     long wide;
     int across;
-    const float *packed;
+    const frozen *packed;
 } matrix;
 
 static void pack_panel(matrix w, long n, int width, long k, long depth, float *b) {
@@ -80,7 +54,7 @@ static void columns_of(operand x, matrix w, const float *bias, float *y, long ab
                 float begun[NR] = {0};
                 if (bias) memcpy(begun, bias + n, sizeof(float) * width);
                 const float *a = x.at + m * x.row + k * x.step;
-                const float *panel = w.packed ? w.packed + n * K + k * NR : b + (n - from) * depth;
+                const float *panel = w.packed ? (const float *)w.packed->panels + n * K + k * NR : b + (n - from) * depth;
                 const float *start = piece || then.onto ? NULL : begun;
                 rows_of(rows, a, x.row, x.step, panel, depth, y + m * N + n, N, start, width);
             }
@@ -93,6 +67,10 @@ static void columns_of(operand x, matrix w, const float *bias, float *y, long ab
    groups and nothing is to be packed for them, each is cut into an upper and a lower half, so that no thread waits for the
    last group of another. */
 static void many(operand x, matrix w, const float *bias, float *y, long M, long N, long K, after then) {
+    if (w.packed && w.packed->integers) {
+        int16_product(x.at, w.packed->panels, bias, y, M, N, K, then);
+        return;
+    }
     long groups = (N + GROUP * NR - 1) / (GROUP * NR), halves = w.packed && groups <= 8 && M >= 16 * MR ? 2 : 1;
     long half = ((M + halves - 1) / halves + MR - 1) / MR * MR;
 #pragma omp parallel for schedule(dynamic) if (M * N * K > WORTH)
@@ -160,17 +138,28 @@ static void thin(const float *x, const float *w, const float *bias, float *y, lo
         for (long n = 0; n < N; n += COLUMNS) strip(x, w, bias, y, m, least(M, m + FEW), n, N, K);
 }
 
-/* All of w [N, K] as y = x wᵀ wants it, or `across` as g w does: `packed` has room for the panels, the last one whole. */
-EXPORT void pack(const float *w, long N, long K, int across, float *packed) {
+/* The bytes of w [N, K] as y = x wᵀ wants it, or `across` as g w does: in panels of numbers, the last one whole, or of integers. */
+EXPORT long packed_size(long N, long K, int across, int integers) {
     long columns = across ? K : N, depth = across ? N : K;
+    long numbers = (columns + NR - 1) / NR * NR * depth * (long)sizeof(float);
+    return (long)sizeof(frozen) + (integers ? int16_size(depth, columns) : numbers);
+}
+
+EXPORT void pack(const float *w, long N, long K, int across, int integers, frozen *packed) {
+    long columns = across ? K : N, depth = across ? N : K;
+    packed->integers = integers;
+    if (integers) {
+        int16_pack(w, N, K, across, packed->panels);
+        return;
+    }
 #pragma omp parallel for schedule(static)
     for (long n = 0; n < columns; n += NR)
-        pack_panel((matrix){w, K, across, NULL}, n, (int)least(NR, columns - n), 0, depth, packed + n * depth);
+        pack_panel((matrix){w, K, across, NULL}, n, (int)least(NR, columns - n), 0, depth, (float *)packed->panels + n * depth);
 }
 
 /* Below, `packed` is w as `pack` leaves it, or NULL. */
 
-EXPORT void linear(const float *x, const float *w, const float *packed, const float *bias, float *y, long M, long N,
+EXPORT void linear(const float *x, const float *w, const frozen *packed, const float *bias, float *y, long M, long N,
                    long K) {
     if (M <= FEW || N <= NR)
         thin(x, w, bias, y, M, N, K);
@@ -179,13 +168,13 @@ EXPORT void linear(const float *x, const float *w, const float *packed, const fl
 }
 
 /* y = GELU(x wᵀ + b), and its slope in `slope` where that is not NULL */
-EXPORT void linear_gelu(const float *x, const float *w, const float *packed, const float *bias, float *y, float *slope,
+EXPORT void linear_gelu(const float *x, const float *w, const frozen *packed, const float *bias, float *y, float *slope,
                         long M, long N, long K) {
     many((operand){x, K, 1}, (matrix){w, K, 0, packed}, bias, y, M, N, K, (after){.gelu = 1, .slope = slope});
 }
 
 /* dx[M, K] = g[M, N] · w[N, K], number by number times `slope` where that is not NULL */
-EXPORT void linear_input(const float *g, const float *w, const float *packed, const float *slope, float *dx, long M,
+EXPORT void linear_input(const float *g, const float *w, const frozen *packed, const float *slope, float *dx, long M,
                          long N, long K) {
     many((operand){g, N, 1}, (matrix){w, K, 1, packed}, NULL, dx, M, K, N, (after){.times = slope});
 }
@@ -196,7 +185,7 @@ EXPORT void add_linear(const float *x, const float *w, float *y, long M, long N,
 }
 
 /* dx += g w */
-EXPORT void add_linear_input(const float *g, const float *w, const float *packed, float *dx, long M, long N, long K) {
+EXPORT void add_linear_input(const float *g, const float *w, const frozen *packed, float *dx, long M, long N, long K) {
     many((operand){g, N, 1}, (matrix){w, K, 1, packed}, NULL, dx, M, K, N, (after){.onto = 1});
 }
 

@@ -1,4 +1,4 @@
-"""Products of a linear map and of its gradients (product.c).
+"""Products of a linear map and of its gradients (product.c), with frozen weights also in integers (int16.c).
 
 Shapes: M rows, K inputs, N outputs.
 """
@@ -12,18 +12,23 @@ import torch
 from torch import Tensor
 
 from peftlab.native.library import LIBRARY, declare
-from peftlab.native.switch import takes
+from peftlab.native.switch import SWITCH, takes
 
-LANES = 8
-"""numbers in a vector"""
 UNPACKED = 16
 """rows up to which a product packs nothing"""
 FEW = 48
 """rows up to which a product is the kernels' on any processor; of more than these MKL is as fast on those of Intel"""
+NAMES = {
+    (integers, across): f"{'integers' if integers else 'packed'}_{across}"
+    for integers in (False, True)
+    for across in (False, True)
+}
+"""of the attributes of a weight that have what was packed of it"""
 PACKING = threading.Lock()
 """so that several threads that need a weight pack it once"""
 
-declare("pack", c_void_p, *[c_long] * 2, c_int, c_void_p)
+declare("packed_size", *[c_long] * 2, *[c_int] * 2, gives=c_long)
+declare("pack", c_void_p, *[c_long] * 2, *[c_int] * 2, c_void_p)
 declare("linear", *[c_void_p] * 5, *[c_long] * 3)
 declare("linear_input", *[c_void_p] * 5, *[c_long] * 3)
 declare("linear_weight", *[c_void_p] * 3, *[c_long] * 3)
@@ -100,29 +105,28 @@ def packed(weight: Tensor, across: bool) -> Tensor:
 
     As far as torch tells: of a fused optimizer and of tensors of inference mode it does not (`forget`).
     """
-    name, state = f"packed_{across}", (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+    integers = SWITCH.integers
+    name, state = NAMES[integers, across], (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
     kept = getattr(weight, name, None)
     if kept is None or kept[0] != state:
         with PACKING:
             kept = getattr(weight, name, None)
             if kept is None or kept[0] != state:
-                kept = state, pack(weight, across)
+                kept = state, pack(weight, across, integers)
                 setattr(weight, name, kept)
     return kept[1]
 
 
-def pack(weight: Tensor, across: bool) -> Tensor:
+def pack(weight: Tensor, across: bool, integers: bool) -> Tensor:
     """A weight in panels."""
-    (N, K), width = weight.shape, LANES * 3
-    columns, depth = (K, N) if across else (N, K)
-    panels = weight.new_empty(-(-columns // width) * width * depth)
-    LIBRARY.pack(weight.data_ptr(), N, K, across, panels.data_ptr())
+    panels = torch.empty(LIBRARY.packed_size(*weight.shape, across, integers), dtype=torch.uint8)
+    LIBRARY.pack(weight.data_ptr(), *weight.shape, across, integers, panels.data_ptr())
     return panels
 
 
 def forget(weight: Tensor) -> None:
     """A weight may have changed in a way that nobody tells."""
-    for name in ("packed_False", "packed_True"):
+    for name in NAMES.values():
         if hasattr(weight, name):
             delattr(weight, name)
 

@@ -7,11 +7,13 @@
 
 #include "vector.h"
 
-/* y = x wᵀ + b, and with a rank + u Bᵀ, where u = factor · x Aᵀ [M, r]. `panels` are w's, for y or for x's gradient, whichever
-   is asked for. Of a thin network's second map, which learns itself as the first does, `factor` is s. Gradients that are NULL
+/* y = x wᵀ + b, and with a rank + u Bᵀ, where u = factor · x Aᵀ [M, r]. `packed` is w for y or for x's gradient, whichever is
+   asked for. Of a thin network's second map, which learns itself as the first does, `factor` is s. Gradients that are NULL
    are not wanted. */
 typedef struct {
-    const float *w, *panels, *bias, *A, *B;
+    const float *w;
+    const frozen *packed;
+    const float *bias, *A, *B;
     long N, K, rank;
     float factor;
     float *dA, *dB, *db, *dw;
@@ -57,7 +59,7 @@ static void turned(const float *from, long M, long N, float factor, float *to) {
 }
 
 static void ahead(const map *m, const float *x, float *u, float *y, long M) {
-    linear(x, m->w, m->panels, m->bias, y, M, m->N, m->K);
+    linear(x, m->w, m->packed, m->bias, y, M, m->N, m->K);
     if (!m->rank) return;
     linear(x, m->A, NULL, NULL, u, M, m->rank, m->K);
     for (long i = 0; i < M * m->rank; i++) u[i] *= m->factor;
@@ -68,9 +70,9 @@ static void ahead(const map *m, const float *x, float *u, float *y, long M) {
    (M + N) · r. */
 static void back(const map *m, const float *g, const float *x, const float *u, float *dx, int onto, float *room, long M) {
     if (dx && onto)
-        add_linear_input(g, m->w, m->panels, dx, M, m->N, m->K);
+        add_linear_input(g, m->w, m->packed, dx, M, m->N, m->K);
     else if (dx)
-        linear_input(g, m->w, m->panels, NULL, dx, M, m->N, m->K);
+        linear_input(g, m->w, m->packed, NULL, dx, M, m->N, m->K);
     if (m->db) column_sums(g, m->db, M, m->N);
     if (!m->rank) return;
     float *du = room, *thin = room + M * m->rank;
@@ -221,8 +223,8 @@ EXPORT void fed_forward(const float *x, const map maps[2], const map *thin, cons
     const map *up = maps, *down = maps + 1;
     long D = up->K;
     if (values->keep) draw_kept(values->seeds, values->cut, values->keep, M * D);
-    linear_gelu(x, up->w, up->panels, up->bias, inner, learning ? kept : NULL, M, up->N, D);
-    linear(inner, down->w, down->panels, down->bias, out, M, D, down->K);
+    linear_gelu(x, up->w, up->packed, up->bias, inner, learning ? kept : NULL, M, up->N, D);
+    linear(inner, down->w, down->packed, down->bias, out, M, D, down->K);
     leave(x, out, n, values, thin, kept + (learning ? M * up->N : 0), learning, M, D);
 }
 
@@ -234,7 +236,7 @@ EXPORT void fed_forward_back(const float *g, const map maps[2], const map *thin,
     float *slope = kept, *dinner = room + M * D, *rest = dinner + M * up->N;
     const float *dy = leave_back(g, n, values, thin, kept + M * up->N, dx, room, dscale, dshift, rest, M, D);
     if (down->db) column_sums(dy, down->db, M, D);
-    linear_input(dy, down->w, down->panels, slope, dinner, M, D, down->K);
-    if (to_x) add_linear_input(dinner, up->w, up->panels, dx, M, up->N, D);
+    linear_input(dy, down->w, down->packed, slope, dinner, M, D, down->K);
+    if (to_x) add_linear_input(dinner, up->w, up->packed, dx, M, up->N, D);
     if (up->db) column_sums(dinner, up->db, M, up->N);
 }

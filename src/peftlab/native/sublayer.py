@@ -32,7 +32,7 @@ class Told(Structure):
     """A linear map as C is told of it."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("w", "panels", "bias", "A", "B")),
+        *((name, c_void_p) for name in ("w", "packed", "bias", "A", "B")),
         *((name, c_long) for name in ("N", "K", "rank")),
         ("factor", c_float),
         *((name, c_void_p) for name in ("dA", "dB", "db", "dw")),

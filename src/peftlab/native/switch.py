@@ -13,23 +13,25 @@ from peftlab.native.library import LIBRARY
 
 
 class Switch(threading.local):
-    """Whether this thread computes with the kernels, and will again with the same frozen weights."""
+    """Whether this thread computes with the kernels, again with the same frozen weights, and has these in integers."""
 
-    on, again = False, False
+    on, again, integers = False, False, False
 
 
 SWITCH = Switch()
 
 
 @contextmanager
-def computing(on: bool = True, again: bool = False) -> Iterator[None]:
-    """In this thread the kernels compute what fits them; `again`: with the same frozen weights again and again."""
-    before = SWITCH.on, SWITCH.again
-    SWITCH.on, SWITCH.again = on, again
+def computing(on: bool = True, again: bool = False, integers: bool = False) -> Iterator[None]:
+    """In this thread the kernels compute what fits them; `again`: with the same frozen weights again and again;
+    `integers`: products with weights that they keep are in 16-bit integers.
+    """
+    before = SWITCH.on, SWITCH.again, SWITCH.integers
+    SWITCH.on, SWITCH.again, SWITCH.integers = on, again, integers
     try:
         yield
     finally:
-        SWITCH.on, SWITCH.again = before
+        SWITCH.on, SWITCH.again, SWITCH.integers = before
 
 
 def keeps(weight: Tensor) -> bool:

@@ -258,8 +258,9 @@ class Train(Section):
     computed once it has no dropout. None: 2 GiB, but no more than a quarter of the memory that is free; 0: none"""
     tensorboard: bool = False
     """also write TensorBoard's files (pip install 'peftlab[tensorboard]')"""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto: bf16 where the processor computes with it"""
+    precision: Literal["auto", "fp32", "bf16", "int16"] = "auto"
+    """auto: bf16 where the processor computes with it, and int16 where our own kernels multiply by frozen weights with
+    16-bit integers"""
     threads: int | None = Field(None, ge=1)
     """None: all cores; it changes sums in their last bits, so it is part of a run"""
     seed: int = Field(0, ge=0, lt=2**32)

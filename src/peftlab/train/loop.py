@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from peftlab import native
 from peftlab.errors import Stopped, UserError
 from peftlab.models.model import Model
 from peftlab.peft.method import Method
@@ -28,7 +27,7 @@ from peftlab.train.memory import out_of_memory, return_freed, settled
 from peftlab.train.metrics import Tell
 from peftlab.train.optim import adamw, rate
 from peftlab.train.order import Order
-from peftlab.train.precision import computing_in, pick_precision
+from peftlab.train.precision import computing_in, pick_precision, with_kernels
 from peftlab.train.stop import Interrupted, Stop
 
 
@@ -249,7 +248,7 @@ def backward(model: Model, task: Task, data: Rows, rows: Sequence[int], parts: i
         with computing_in(precision, device):
             loss = task.loss(model, inputs.to(device), labels.to(device))
         loss = loss * (data.weight(part) / whole)
-        with native.computing(precision == "fp32"):  # as forward: a part of it may be computed again
+        with with_kernels(precision):  # as forward: a part of it may be computed again
             loss.backward()
         total += float(loss.detach())
     return total

@@ -1,4 +1,9 @@
-"""Device and precision, chosen by what there is: CUDA, MPS or CPU; bf16 where the processor computes with it."""
+"""Device and precision, chosen by what there is: CUDA, MPS or CPU; bf16 where the processor computes with it, and int16
+where our own kernels do.
+
+In bf16 matrix products are rounded to 8 bits. In int16 those with frozen weights are computed with 16-bit integers,
+whose sums are exact (native/int16.c): it differs from fp32 a tenth as much, and everything that learns is in fp32.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from peftlab import native
+from peftlab.errors import UserError
 from peftlab.processor import tiles_hidden
 
 
@@ -18,19 +24,32 @@ def pick_device() -> torch.device:
 
 
 def pick_precision(wanted: str, device: torch.device) -> str:
-    """fp32 or bf16."""
+    """fp32, bf16 or int16."""
+    integers = device.type == "cpu" and native.INTEGERS
+    if wanted == "int16" and not integers:
+        raise UserError(
+            "train.precision: int16 needs peftlab's kernels on an AMD processor with AVX2 and without AVX-512; "
+            "fp32 and bf16 work everywhere"
+        )
     if wanted != "auto":
         return wanted
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if device.type == "cpu" and fast and not tiles_hidden() else "fp32"
+    if device.type == "cpu" and fast and not tiles_hidden():
+        return "bf16"
+    return "int16" if integers else "fp32"
 
 
 def computing_in(precision: str, device: torch.device, again: bool = False) -> AbstractContextManager[object]:
-    """In bf16 matrix products run in it, while weights, norms, losses and the optimizer stay in fp32; for fp32 on a
+    """In bf16 matrix products run in it, while weights, norms, losses and the optimizer stay in fp32; for others on a
     processor there are kernels of our own, which keep frozen weights as they want them where they compute `again`.
     """
-    if precision == "fp32":
-        return native.computing(again=again)
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return with_kernels(precision, again)
+
+
+def with_kernels(precision: str, again: bool = False) -> AbstractContextManager[object]:
+    """The kernels alone, where a precision has them: a backward pass is not to be under autocast."""
+    return native.computing(precision != "bf16", again, integers=precision == "int16")
