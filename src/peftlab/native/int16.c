@@ -17,7 +17,7 @@
 #include <immintrin.h>
 #include <omp.h>
 
-enum { DEPTH = 384, BLOCK = 48, WORTH = 40000 };
+enum { DEPTH = 384, BLOCK = 24, WORTH = 40000 };
 /* of K at once; rows of x that a thread takes at once, at most; multiplications that are worth a second thread */
 
 static const float LARGEST = 32767.0f, LONGEST = 46300.0f;
@@ -112,28 +112,15 @@ static float rounded(const float *x, long depth, int16_t *to) {
     return scale;
 }
 
-/* s += the sums of two products each. Left to itself, gcc multiplies long before it adds, and has too few registers. */
-#define ADD_PRODUCTS(s, a, b)                                                                                      \
-    do {                                                                                                           \
-        __m256i two;                                                                                               \
-        __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(s), "=&x"(two) : "x"(a), "x"(b));                \
-    } while (0)
-
-/* c[ROWS, NR] (+)= a · b, of `pairs` of numbers; a's rows are `row` pairs apart and have a scale each, as b's columns do. */
-#define TILE16(ROWS)                                                                                                  \
+/* c[ROWS, NR] (+)= a · b, of `pairs` of numbers; a's rows are `row` pairs apart and have a scale each, as b's columns do. `SUM`
+   adds all products of a tile to `sums`, of which there are two vectors a row. */
+#define TILE16(ROWS, SUM)                                                                                             \
     static __attribute__((noinline)) void times##ROWS(const int32_t *a, long row, const float *of_a, const int16_t *b,       \
                                                       const float *of_b, long pairs, float *c, long ldc,                     \
                                                       const float *start) {                                                  \
         __m256i sums[ROWS][VECTORS];                                                                                         \
         UNROLLED(int i = 0; i < ROWS; i++) UNROLLED(int j = 0; j < VECTORS; j++) sums[i][j] = _mm256_setzero_si256();        \
-        for (long k = 0; k < pairs; k++, a++, b += 2 * NR) {                                                                 \
-            __m256i panel[VECTORS];                                                                                          \
-            UNROLLED(int j = 0; j < VECTORS; j++) panel[j] = _mm256_loadu_si256((const __m256i *)b + j);                     \
-            UNROLLED(int i = 0; i < ROWS; i++) {                                                                             \
-                __m256i pair = _mm256_set1_epi32(a[i * row]);                                                                \
-                UNROLLED(int j = 0; j < VECTORS; j++) ADD_PRODUCTS(sums[i][j], pair, panel[j]);                              \
-            }                                                                                                                \
-        }                                                                                                                    \
+        SUM(ROWS)                                                                                                            \
         UNROLLED(int i = 0; i < ROWS; i++, c += ldc) {                                                                       \
             const float *onto = start ? start : c;                                                                           \
             UNROLLED(int j = 0; j < VECTORS; j++) {                                                                          \
@@ -142,7 +129,43 @@ static float rounded(const float *x, long depth, int16_t *to) {
             }                                                                                                                \
         }                                                                                                                    \
     }
-TILE16(1) TILE16(2) TILE16(3) TILE16(4) TILE16(5) TILE16(6)
+
+#define SUM_OF_FEW(ROWS)                                                                                              \
+    for (long k = 0; k < pairs; k++, a++, b += 2 * NR)                                                                \
+        UNROLLED(int j = 0; j < VECTORS; j++) {                                                                       \
+            __m256i panel = _mm256_loadu_si256((const __m256i *)b + j);                                               \
+            UNROLLED(int i = 0; i < ROWS; i++)                                                                        \
+            sums[i][j] = _mm256_add_epi32(sums[i][j], _mm256_madd_epi16(_mm256_set1_epi32(a[i * row]), panel));       \
+        }
+
+/* Six rows need all registers: gcc, which multiplies long before it adds, would have to put some away. So the loop is written out,
+   four pairs at a time. ymm12 and ymm13 are the panel's, ymm14 is a row's pair, in ymm15 its products wait to be added. */
+#define PRODUCTS(at, low, high)                                                                                       \
+    "vpbroadcastd " at ", %%ymm14\n\t"                                                                                \
+    "vpmaddwd %%ymm12, %%ymm14, %%ymm15\n\tvpaddd %%ymm15, %[" low "], %[" low "]\n\t"                               \
+    "vpmaddwd %%ymm13, %%ymm14, %%ymm15\n\tvpaddd %%ymm15, %[" high "], %[" high "]\n\t"
+#define PAIRS(of_a, of_b)                                                                                             \
+    "vmovdqu " of_b "(%[b]), %%ymm12\n\tvmovdqu " of_b "+32(%[b]), %%ymm13\n\t"                                      \
+    PRODUCTS(of_a "(%[a])", "s0", "t0") PRODUCTS(of_a "(%[a],%[row])", "s1", "t1")                                    \
+    PRODUCTS(of_a "(%[a],%[row],2)", "s2", "t2") PRODUCTS(of_a "(%[lower])", "s3", "t3")                              \
+    PRODUCTS(of_a "(%[lower],%[row])", "s4", "t4") PRODUCTS(of_a "(%[lower],%[row],2)", "s5", "t5")
+#define SUMS_OF(i) [s##i] "+x"(sums[i][0]), [t##i] "+x"(sums[i][1])
+#define ADD(...)                                                                                                      \
+    __asm__ volatile(__VA_ARGS__                                                                                      \
+                     : SUMS_OF(0), SUMS_OF(1), SUMS_OF(2), SUMS_OF(3), SUMS_OF(4), SUMS_OF(5)                          \
+                     : [a] "r"(a), [lower] "r"(a + 3 * row), [row] "r"(4 * row), [b] "r"(b)                           \
+                     : "ymm12", "ymm13", "ymm14", "ymm15", "memory")
+#define SUM_OF_SIX(ROWS)                                                                                              \
+    for (; pairs >= 4; pairs -= 4, a += 4, b += 8 * NR)                                                               \
+        ADD(PAIRS("0", "0") PAIRS("4", "64") PAIRS("8", "128") PAIRS("12", "192"));                                   \
+    for (; pairs > 0; pairs--, a++, b += 2 * NR) ADD(PAIRS("0", "0"));
+
+TILE16(1, SUM_OF_FEW)
+TILE16(2, SUM_OF_FEW)
+TILE16(3, SUM_OF_FEW)
+TILE16(4, SUM_OF_FEW)
+TILE16(5, SUM_OF_FEW)
+TILE16(6, SUM_OF_SIX)
 
 typedef void tile16(const int32_t *, long, const float *, const int16_t *, const float *, long, float *, long, const float *);
 static tile16 *const TIMES[] = {NULL, times1, times2, times3, times4, times5, times6};
