@@ -8,13 +8,13 @@ from peftlab.layers.addition import Addition, LowRank
 
 
 def learn(
-    module: nn.Module, kernels: bool, *given: torch.Tensor, lowest: bool = False, **choices
+    module: nn.Module, kernels: bool, *given: torch.Tensor, lowest: bool = False, integers: bool = False, **choices
 ) -> list[torch.Tensor | None]:
     """The output, and the gradients of the inputs, unless it is the lowest module, and of all weights."""
     inputs = [t.clone().requires_grad_(not lowest) for t in given]
     module.zero_grad()
     torch.manual_seed(1)  # dropout draws the same
-    with native.computing(kernels):
+    with native.computing(kernels, integers=integers):
         y = module(*inputs, **choices)
         (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
     return [y.detach(), *(t.grad for t in inputs), *(p.grad for p in module.parameters())]
@@ -26,6 +26,15 @@ def same(module: nn.Module, *given: torch.Tensor, **choices) -> None:
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()) + 1e-6)
+
+
+def near(module: nn.Module, *given: torch.Tensor, within: float, **choices) -> None:
+    """In integers, all by the norms of the differences; something is rounded."""
+    ours, theirs = (learn(module, kernels, *given, integers=kernels, **choices) for kernels in (True, False))
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert 0 < float((one - other).norm()) <= within * float(other.norm())
 
 
 class Change(Addition):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from both_ways import Change, same
+from both_ways import Change, near, same
 from torch import nn
 
 from peftlab import native
@@ -67,6 +67,28 @@ def test_one_step_of_each_shape_and_mask(make, B, T):
     residual.sublayer.get_parameter("q.site.one.A").data.mul_(0.1)  # so that no weight of "dot" is near 1
     for mask in (None, look_ahead(T), torch.rand(B, 1, T, T) < 0.6, torch.rand(1, 1, 1, T) < 0.6):
         same(residual.train(), torch.randn(B, T, 32) * 0.3, mask=mask)
+
+
+@pytest.mark.parametrize("targets", ["", "qv", "o", "qkvo"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_attention_in_integers(targets, dropout):
+    residual = changed(Attention(32, 4, dropout=dropout), targets)
+    near(residual.train(dropout > 0), torch.randn(4, 17, 32), within=2e-3)
+    if targets:
+        near(residual, torch.randn(4, 17, 32), lowest=True, within=2e-3)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("biases", [False, True])
+def test_a_feed_forward_network_in_integers(training, biases):
+    residual = changed(FeedForward(32, 500), "")
+    if biases:
+        for layer in (residual.sublayer.up, residual.sublayer.down):
+            layer.site.put("one", BiasChange(layer.bias))
+            layer.site.active = ("one",)
+    near(residual.train(training), torch.randn(4, 17, 32), within=2e-3)
+    if biases:
+        near(residual, torch.randn(4, 17, 32), lowest=True, within=2e-3)
 
 
 def test_a_weight_that_does_not_lie_row_by_row():

@@ -170,20 +170,24 @@ TILE16(6, SUM_OF_SIX)
 typedef void tile16(const int32_t *, long, const float *, const int16_t *, const float *, long, float *, long, const float *);
 static tile16 *const TIMES[] = {NULL, times1, times2, times3, times4, times5, times6};
 
-/* Some rows of x, at most a block, with all panels. */
-static void block_of(const float *x, parts w, const float *bias, float *y, long rows, long N, long K, after then) {
+/* The rows [above, below) of a product, at most a block; `again`: the product before had the same x. */
+static void block_of(const int16_product *p, long above, long below, int again) {
     static __thread int16_t a[BLOCK * DEPTH] __attribute__((aligned(64)));
-    float of_a[BLOCK];
+    static __thread float of_a[BLOCK];
+    long rows = below - above, N = p->N, K = p->K;
+    parts w = parts_of((void *)p->w->panels, K, N);
+    float *y = p->y + above * N;
     for (long k = 0; k < K; k += DEPTH) {
         long depth = least(DEPTH, K - k), pairs = even(depth) / 2;
         const float *of_w = w.scales + k / DEPTH * w.columns;
-        for (long m = 0; m < rows; m++) of_a[m] = rounded(x + m * K + k, depth, a + m * 2 * pairs);
+        for (long m = 0; m < rows && !(again && K <= DEPTH); m++)
+            of_a[m] = rounded(p->x + (above + m) * K + k, depth, a + m * 2 * pairs);
         for (long n = 0; n < N; n += NR) {
             long width = least(NR, N - n);
             const int16_t *panel = w.integers + n * even(K) + k * NR;
             float begun[NR] = {0};
-            if (bias) memcpy(begun, bias + n, sizeof(float) * width);
-            const float *start = k || then.onto ? NULL : begun;
+            if (p->bias) memcpy(begun, p->bias + n, sizeof(float) * width);
+            const float *start = k || p->then.onto ? NULL : begun;
             for (long m = 0; m < rows; m += MR) {
                 long some = least(MR, rows - m);
                 float part[MR * NR], *to = y + m * N + n, *into = width == NR ? to : part;
@@ -193,20 +197,19 @@ static void block_of(const float *x, parts w, const float *bias, float *y, long 
                             width == NR ? N : NR, start);
                 for (long i = 0; i < some && width < NR; i++) memcpy(to + i * N, part + i * NR, sizeof(float) * width);
             }
-            if (k + DEPTH >= K && (then.gelu || then.times)) finish(then, y, N, 0, rows, n, n + width);
+            if (k + DEPTH >= K && (p->then.gelu || p->then.times)) finish(p->then, p->y, N, above, rows, n, n + width);
         }
     }
+    if (p->then.slope) __builtin_ia32_sfence(); /* what was put away is there before the thread says that it is done */
 }
 
-void int16_product(const float *x, const void *packed, const float *bias, float *y, long M, long N, long K, after then) {
-    parts w = parts_of((void *)packed, K, N);
-    int alone = M * N * K <= WORTH;
-    long threads = alone ? 1 : omp_get_max_threads(), turns = (M + BLOCK * threads - 1) / (BLOCK * threads);
+void int16_products(const int16_product *products, int count, long M) {
+    long work = 0;
+    for (int i = 0; i < count; i++) work += M * products[i].N * products[i].K;
+    long threads = work > WORTH ? omp_get_max_threads() : 1, turns = (M + BLOCK * threads - 1) / (BLOCK * threads);
     long rows = ((M + turns * threads - 1) / (turns * threads) + MR - 1) / MR * MR;
-#pragma omp parallel for schedule(dynamic) if (!alone)
-    for (long m = 0; m < M; m += rows) {
-        after of_rows = {then.onto, then.gelu, then.slope ? then.slope + m * N : NULL, then.times ? then.times + m * N : NULL};
-        block_of(x + m * K, w, bias, y + m * N, least(rows, M - m), N, K, of_rows);
-        if (then.slope) __builtin_ia32_sfence(); /* what was put away is there before the thread says that it is done */
-    }
+#pragma omp parallel for schedule(dynamic) if (threads > 1)
+    for (long m = 0; m < M; m += rows)
+        for (int i = 0; i < count; i++)
+            block_of(&products[i], m, least(M, m + rows), i && products[i].x == products[i - 1].x);
 }

@@ -1,4 +1,4 @@
-/* A product with a frozen matrix in 16-bit integers (int16.c). */
+/* Products with frozen matrices in 16-bit integers (int16.c). */
 
 #ifndef PEFTLAB_INT16_H
 #define PEFTLAB_INT16_H
@@ -11,7 +11,17 @@ long int16_size(long rows, long columns);
 /* w [N, K] as y = x wᵀ wants it, or `across` as g w does. */
 void int16_pack(const float *w, long N, long K, int across, void *packed);
 
-/* y [M, N] = x [M, K] · the matrix that was packed + bias, which may be NULL. */
-void int16_product(const float *x, const void *packed, const float *bias, float *y, long M, long N, long K, after then);
+/* y [M, N] = x [M, K] · a matrix of integers + bias, which may be NULL. */
+typedef struct {
+    const float *x;
+    const frozen *w;
+    const float *bias;
+    float *y;
+    long N, K;
+    after then;
+} int16_product;
+
+/* Some products of M rows, each row through all of them while it is in the cache: one may need what those before it gave. */
+void int16_products(const int16_product *products, int count, long M);
 
 #endif

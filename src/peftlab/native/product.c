@@ -68,7 +68,7 @@ static void columns_of(operand x, matrix w, const float *bias, float *y, long ab
    last group of another. */
 static void many(operand x, matrix w, const float *bias, float *y, long M, long N, long K, after then) {
     if (w.packed && w.packed->integers) {
-        int16_product(x.at, w.packed->panels, bias, y, M, N, K, then);
+        int16_products(&(int16_product){x.at, w.packed, bias, y, N, K, then}, 1, M);
         return;
     }
     long groups = (N + GROUP * NR - 1) / (GROUP * NR), halves = w.packed && groups <= 8 && M >= 16 * MR ? 2 : 1;
@@ -156,6 +156,9 @@ EXPORT void pack(const float *w, long N, long K, int across, int integers, froze
     for (long n = 0; n < columns; n += NR)
         pack_panel((matrix){w, K, across, NULL}, n, (int)least(NR, columns - n), 0, depth, (float *)packed->panels + n * depth);
 }
+
+/* Whether products of M rows with a packed matrix of N columns are in integers. */
+int in_integers(const frozen *packed, long M, long N) { return packed && packed->integers && M > FEW && N > NR; }
 
 /* Below, `packed` is w as `pack` leaves it, or NULL. */
 

@@ -5,7 +5,7 @@
 
    Shapes: M = B · T tokens of width D; a map from K to N; r the rank of its change; w the width of the thin network. */
 
-#include "vector.h"
+#include "int16.h"
 
 /* y = x wᵀ + b, and with a rank + u Bᵀ, where u = factor · x Aᵀ [M, r]. `packed` is w for y or for x's gradient, whichever is
    asked for. Of a thin network's second map, which learns itself as the first does, `factor` is s. Gradients that are NULL
@@ -58,31 +58,55 @@ static void turned(const float *from, long M, long N, float factor, float *to) {
         for (long n = 0; n < N; n++) to[n * M + m] = from[m * N + n] * factor;
 }
 
-static void ahead(const map *m, const float *x, float *u, float *y, long M) {
-    linear(x, m->w, m->packed, m->bias, y, M, m->N, m->K);
-    if (!m->rank) return;
-    linear(x, m->A, NULL, NULL, u, M, m->rank, m->K);
-    for (long i = 0; i < M * m->rank; i++) u[i] *= m->factor;
-    add_linear(u, m->B, y, M, m->N, m->rank);
+/* Maps of the same x, at most three. */
+static void ahead(const map *maps, int count, const float *x, float *const *u, float *const *y, long M) {
+    int16_product products[3];
+    int integers = 1;
+    for (int i = 0; i < count; i++) {
+        const map *m = &maps[i];
+        products[i] = (int16_product){x, m->packed, m->bias, y[i], m->N, m->K, {0}};
+        integers &= in_integers(m->packed, M, m->N);
+    }
+    if (integers) int16_products(products, count, M);
+    for (int i = 0; i < count; i++) {
+        const map *m = &maps[i];
+        if (!integers) linear(x, m->w, m->packed, m->bias, y[i], M, m->N, m->K);
+        if (!m->rank) continue;
+        linear(x, m->A, NULL, NULL, u[i], M, m->rank, m->K);
+        for (long j = 0; j < M * m->rank; j++) u[i][j] *= m->factor;
+        add_linear(u[i], m->B, y[i], M, m->N, m->rank);
+    }
 }
 
-/* From y's gradient g: x's, in dx or added `onto` it, unless that is NULL, and those of what learns. `room` is for
-   (M + N) · r. */
-static void back(const map *m, const float *g, const float *x, const float *u, float *dx, int onto, float *room, long M) {
-    if (dx && onto)
-        add_linear_input(g, m->w, m->packed, dx, M, m->N, m->K);
-    else if (dx)
-        linear_input(g, m->w, m->packed, NULL, dx, M, m->N, m->K);
-    if (m->db) column_sums(g, m->db, M, m->N);
-    if (!m->rank) return;
-    float *du = room, *thin = room + M * m->rank;
-    turned(m->B, m->N, m->rank, m->factor, thin);
-    linear(g, thin, NULL, NULL, du, M, m->rank, m->N);
-    if (dx) add_linear_input(du, m->A, NULL, dx, M, m->rank, m->K);
-    if (m->dA) linear_weight(du, x, m->dA, M, m->rank, m->K);
-    if (m->dB) {
-        linear_weight(u, g, thin, M, m->rank, m->N);
-        turned(thin, m->rank, m->N, 1.0f, m->dB);
+/* From the gradients g of maps of the same x, at most three: x's, in dx or added `onto` it, unless that is NULL, and those of what
+   learns. `room` is for (M + N) · r. */
+static void back(const map *maps, int count, const float *const *g, const float *x, float *const *u, float *dx, int onto,
+                 float *room, long M) {
+    int16_product products[3];
+    int integers = dx != NULL;
+    for (int i = 0; i < count; i++) {
+        const map *m = &maps[i];
+        products[i] = (int16_product){g[i], m->packed, NULL, dx, m->K, m->N, {.onto = onto || i}};
+        integers = integers && in_integers(m->packed, M, m->K);
+    }
+    if (integers) int16_products(products, count, M);
+    for (int i = 0; i < count; i++) {
+        const map *m = &maps[i];
+        if (dx && !integers && (onto || i))
+            add_linear_input(g[i], m->w, m->packed, dx, M, m->N, m->K);
+        else if (dx && !integers)
+            linear_input(g[i], m->w, m->packed, NULL, dx, M, m->N, m->K);
+        if (m->db) column_sums(g[i], m->db, M, m->N);
+        if (!m->rank) continue;
+        float *du = room, *thin = room + M * m->rank;
+        turned(m->B, m->N, m->rank, m->factor, thin);
+        linear(g[i], thin, NULL, NULL, du, M, m->rank, m->N);
+        if (dx) add_linear_input(du, m->A, NULL, dx, M, m->rank, m->K);
+        if (m->dA) linear_weight(du, x, m->dA, M, m->rank, m->K);
+        if (m->dB) {
+            linear_weight(u[i], g[i], thin, M, m->rank, m->N);
+            turned(thin, m->rank, m->N, 1.0f, m->dB);
+        }
     }
 }
 
@@ -184,11 +208,9 @@ EXPORT int attended(const float *x, const map maps[4], const map *thin, const sh
     places p = within(kept, maps, M, D);
     draw_both(weights, s.B * s.H * s.Tq * s.Tk, values, M * D);
     s.keep = weights->keep, s.growth = growth(weights);
-    ahead(&maps[0], x, p.u[0], p.q, M);
-    ahead(&maps[1], x, p.u[1], p.k, M);
-    ahead(&maps[2], x, p.u[2], p.v, M);
+    ahead(maps, 3, x, p.u, (float *[]){p.q, p.k, p.v}, M);
     if (attend(by_head(p.q, &s), by_head(p.k, &s), by_head(p.v, &s), to_heads(mixed, &s), &s)) return 1;
-    ahead(&maps[3], mixed, p.u[3], out, M);
+    ahead(&maps[3], 1, mixed, &p.u[3], &out, M);
     if (n) leave(x, out, n, values, thin, p.joint, learning, M, D);
     return 0;
 }
@@ -205,14 +227,11 @@ EXPORT int attended_back(const float *g, const float *x, const map maps[4], cons
     float *dmixed = room, *dq = room + size, *dk = room + 2 * size, *dv = room + 3 * size, *rest = room + 5 * size;
     const float *dy = g;
     if (n) dy = leave_back(g, n, values, thin, p.joint, dx, room + 4 * size, dscale, dshift, rest, M, D);
-    back(&maps[3], dy, mixed, p.u[3], dmixed, 0, rest, M); /* dy may be dx, to which is added only after this */
+    back(&maps[3], 1, &dy, mixed, &p.u[3], dmixed, 0, rest, M); /* dy may be dx, to which is added only after this */
     if (attend_back(by_head(p.q, &s), by_head(p.k, &s), by_head(p.v, &s), by_head(dmixed, &s), to_heads(dq, &s),
                     to_heads(dk, &s), to_heads(dv, &s), &s))
         return 1;
-    float *to = to_x ? dx : NULL;
-    back(&maps[0], dq, x, p.u[0], to, n != NULL, rest, M);
-    back(&maps[1], dk, x, p.u[1], to, 1, rest, M);
-    back(&maps[2], dv, x, p.u[2], to, 1, rest, M);
+    back(maps, 3, (const float *[]){dq, dk, dv}, x, p.u, to_x ? dx : NULL, n != NULL, rest, M);
     return 0;
 }
 
@@ -223,8 +242,15 @@ EXPORT void fed_forward(const float *x, const map maps[2], const map *thin, cons
     const map *up = maps, *down = maps + 1;
     long D = up->K;
     if (values->keep) draw_kept(values->seeds, values->cut, values->keep, M * D);
-    linear_gelu(x, up->w, up->packed, up->bias, inner, learning ? kept : NULL, M, up->N, D);
-    linear(inner, down->w, down->packed, down->bias, out, M, D, down->K);
+    float *slope = learning ? kept : NULL;
+    if (in_integers(up->packed, M, up->N) && in_integers(down->packed, M, D)) {
+        int16_product products[] = {{x, up->packed, up->bias, inner, up->N, D, {.gelu = 1, .slope = slope}},
+                                    {inner, down->packed, down->bias, out, D, down->K, {0}}};
+        int16_products(products, 2, M);
+    } else {
+        linear_gelu(x, up->w, up->packed, up->bias, inner, slope, M, up->N, D);
+        linear(inner, down->w, down->packed, down->bias, out, M, D, down->K);
+    }
     leave(x, out, n, values, thin, kept + (learning ? M * up->N : 0), learning, M, D);
 }
 
@@ -236,7 +262,13 @@ EXPORT void fed_forward_back(const float *g, const map maps[2], const map *thin,
     float *slope = kept, *dinner = room + M * D, *rest = dinner + M * up->N;
     const float *dy = leave_back(g, n, values, thin, kept + M * up->N, dx, room, dscale, dshift, rest, M, D);
     if (down->db) column_sums(dy, down->db, M, D);
-    linear_input(dy, down->w, down->packed, slope, dinner, M, D, down->K);
-    if (to_x) add_linear_input(dinner, up->w, up->packed, dx, M, up->N, D);
+    if (to_x && in_integers(down->packed, M, down->K) && in_integers(up->packed, M, D)) {
+        int16_product products[] = {{dy, down->packed, NULL, dinner, down->K, D, {.times = slope}},
+                                    {dinner, up->packed, NULL, dx, D, up->N, {.onto = 1}}};
+        int16_products(products, 2, M);
+    } else {
+        linear_input(dy, down->w, down->packed, slope, dinner, M, D, down->K);
+        if (to_x) add_linear_input(dinner, up->w, up->packed, dx, M, up->N, D);
+    }
     if (up->db) column_sums(dinner, up->db, M, up->N);
 }

@@ -231,6 +231,7 @@ typedef struct {
 } frozen;
 
 /* The kernels that others are made of. */
+int in_integers(const frozen *packed, long M, long N);
 void linear(const float *x, const float *w, const frozen *packed, const float *bias, float *y, long M, long N, long K);
 void linear_gelu(const float *x, const float *w, const frozen *packed, const float *bias, float *y, float *slope, long M,
                  long N, long K);
