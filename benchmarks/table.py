@@ -68,7 +68,7 @@ def regressions(row: Figures, kept: Sequence[Figures]) -> list[str]:
     """
     told = []
     for before in kept:
-        if any(row[key] != before[key] for key in ("row", "processor", "precision")):
+        if any(row[key] != before.get(key) for key in ("row", "processor", "precision")):
             continue
         for side in ("default", "best"):
             now, then = row[f"ratio_{side}"], before[f"ratio_{side}"]

@@ -4,6 +4,7 @@ import csv
 import json
 import statistics
 import sys
+from pathlib import Path
 
 import numpy as np
 import peft
@@ -121,6 +122,13 @@ def test_a_ratio_that_lost_more_than_a_fifth_is_a_regression():
     assert "a: 1.59 times the peer's best" in told
     for other in ("processor", "precision"):
         assert regressions({**figures("a", 0.1, 0.1), other: "another"}, kept) == []
+
+
+def test_what_ci_compares_with_is_of_every_processor_and_precision_that_it_was_kept_for():
+    kept = json.loads((Path(__file__).parents[1] / "benchmarks/quick.json").read_text())
+    assert {row["row"] for row in kept} == {"train-lora", "predict", "mixed-16"}
+    for row in kept:
+        assert regressions({**row, "ratio_default": row["ratio_default"] / 2}, kept)
 
 
 def test_command_prints_json_and_fails_at_a_regression(monkeypatch, tmp_path, capsys):

@@ -1,10 +1,13 @@
 """The reversible stack against plain autograd: gradients, randomness, what is hashed, and memory."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from benchmarks.memory import peak
+from peftlab import native
 from peftlab.layers import lsh
 from peftlab.layers.attention import Attention
 from peftlab.layers.feedforward import FeedForward
@@ -66,6 +69,23 @@ def test_the_way_back_has_the_precision_of_the_way_there():
     plain, *_ = gradients(irreversible, pairs, x, enabled=True)
     full, *_ = gradients(irreversible, pairs, x)
     near = [float((a - b).norm() / b.norm()) for a, b in ((ours[0], plain[0]), (full[0], plain[0]))]
+    assert near[0] < near[1] / 3, near
+
+
+@pytest.mark.skipif(native.LIBRARY is None, reason="the kernels were not built, or this is not AVX2")
+def test_the_way_back_is_in_integers_where_the_way_there_is(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "D", 32)
+    monkeypatch.setattr(native, "TALL", True)
+    pairs, x = build(4, "ordinary"), torch.randn(2, T, D)
+    for branch in (branch for pair in pairs for branch in pair):
+        branch.requires_grad_(False)
+    with native.computing(integers=True):
+        ours, outputs, _ = gradients(reversible, pairs, x, "ordinary")
+        plain, expected, _ = gradients(irreversible, pairs, x, "ordinary")
+    numbers, rounded, _ = gradients(irreversible, pairs, x, "ordinary")
+    assert torch.equal(outputs[0], expected[0])
+    assert not torch.allclose(rounded[0], expected[0], rtol=1e-6, atol=1e-6)
+    near = [float((a[0] - plain[0]).norm() / plain[0].norm()) for a in (ours, numbers)]
     assert near[0] < near[1] / 3, near
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from small import bits, films, write_base, write_films
 
+from peftlab import native
 from peftlab.data import files
 from peftlab.errors import Stopped, UserError
 from peftlab.train import asking, loop
@@ -205,6 +206,19 @@ def test_what_was_left_to_the_machine_stays_as_it_was(tiny, films_file, tmp_path
     result = run(config, tmp_path / "run")
     assert result["precision"] == here
     assert "threads = 3" in (tmp_path / "run" / "config.toml").read_text()
+
+
+@pytest.mark.skipif(not native.INTEGERS, reason="no run begins in int16 on this processor")
+def test_a_run_in_int16_is_read_where_there_is_none_and_goes_on_where_there_is(tiny, films_file, tmp_path, monkeypatch):
+    config = films(tiny, films_file)
+    result = run(config, tmp_path / "done")
+    interrupt(config, tmp_path / "begun", 5)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(native, "INTEGERS", False)
+        assert run(config, tmp_path / "done") == result
+        with pytest.raises(UserError, match=r"int16 needs .* a run that began in it goes on there"):
+            run(config, tmp_path / "begun")
+    assert run(config, tmp_path / "begun")["curve"] == result["curve"]
 
 
 def test_killed_while_a_file_was_written(tiny, films_file, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@
 
    A row of x and a column of the matrix are rounded to integers piece by piece, each with a scale of its own: the smallest
    with which no sum over a piece can leave 32 bits, as |Σ xᵢwᵢ| ≤ ‖x‖ · ‖w‖. So nothing is lost but what rounding takes: of
-   384 numbers 1.2e-4 of their root mean square, a seventh of what bf16 takes. A row with a number that is not finite gives
+   384 numbers 1.2e-4 of their root mean square, a fourteenth of what bf16 takes. A row with a number that is not finite gives
    NaN.
 
    Shapes: x [M, K], the matrix [K, N] in panels of NR columns, y [M, N]; pieces of at most DEPTH of K. Two numbers of a column
@@ -23,7 +23,16 @@ enum { DEPTH = 384, BLOCK = 24, WORTH = 40000 };
 static const float LARGEST = 32767.0f, LONGEST = 46300.0f;
 /* an integer; a norm: two of these, with what rounding adds to them, come to less than 2³¹ */
 
+typedef int32_t pair __attribute__((may_alias)); /* two integers side by side */
+
 static long even(long k) { return k + k % 2; }
+
+static long whole_panels(long N) { return (N + NR - 1) / NR * NR; }
+static long scales_of(long K, long N) { return (K + DEPTH - 1) / DEPTH * whole_panels(N); }
+
+long int16_size(long K, long N) {
+    return (long)sizeof(float) * scales_of(K, N) + (long)sizeof(int16_t) * whole_panels(N) * even(K);
+}
 
 /* A packed matrix: the scales [pieces, columns], and then the integers, panel by panel, each with all its K. */
 typedef struct {
@@ -33,22 +42,16 @@ typedef struct {
 } parts;
 
 static parts parts_of(void *packed, long K, long N) {
-    long columns = (N + NR - 1) / NR * NR, pieces = (K + DEPTH - 1) / DEPTH;
     float *scales = packed;
-    return (parts){scales, (int16_t *)(scales + pieces * columns), columns};
-}
-
-long int16_size(long K, long N) {
-    parts p = parts_of(NULL, K, N);
-    return (char *)(p.integers + p.columns * even(K)) - (char *)p.scales;
+    return (parts){scales, (int16_t *)(scales + scales_of(K, N)), whole_panels(N)};
 }
 
 /* The scale of n numbers, the largest of size `most`, whose squares add up to `squares`. Of what is too small or too large to be
    squared, the norm is at most √n times the largest. */
 static float scale_of(float most, float squares, long n) {
     if (most * 0.0f != 0.0f || squares != squares) return NAN;
-    float norm = most > 1e-15f && most < 1e15f ? sqrtf(squares) : most * sqrtf((float)n);
-    return fmaxf(most / LARGEST, norm / LONGEST);
+    float of_norm = most > 1e-15f && most < 1e15f ? sqrtf(squares) / LONGEST : most * (sqrtf((float)n) / LONGEST);
+    return fmaxf(most / LARGEST, of_norm);
 }
 
 /* What numbers are multiplied by to become integers: nothing where they are as good as zero, or not finite. */
@@ -115,7 +118,7 @@ static float rounded(const float *x, long depth, int16_t *to) {
 /* c[ROWS, NR] (+)= a · b, of `pairs` of numbers; a's rows are `row` pairs apart and have a scale each, as b's columns do. `SUM`
    adds all products of a tile to `sums`, of which there are two vectors a row. */
 #define TILE16(ROWS, SUM)                                                                                             \
-    static __attribute__((noinline)) void times##ROWS(const int32_t *a, long row, const float *of_a, const int16_t *b,       \
+    static __attribute__((noinline)) void times##ROWS(const pair *a, long row, const float *of_a, const int16_t *b,          \
                                                       const float *of_b, long pairs, float *c, long ldc,                     \
                                                       const float *start) {                                                  \
         __m256i sums[ROWS][VECTORS];                                                                                         \
@@ -167,7 +170,7 @@ TILE16(4, SUM_OF_FEW)
 TILE16(5, SUM_OF_FEW)
 TILE16(6, SUM_OF_SIX)
 
-typedef void tile16(const int32_t *, long, const float *, const int16_t *, const float *, long, float *, long, const float *);
+typedef void tile16(const pair *, long, const float *, const int16_t *, const float *, long, float *, long, const float *);
 static tile16 *const TIMES[] = {NULL, times1, times2, times3, times4, times5, times6};
 
 /* The rows [above, below) of a product, at most a block; `again`: the product before had the same x. */
@@ -193,7 +196,7 @@ static void block_of(const int16_product *p, long above, long below, int again) 
                 float part[MR * NR], *to = y + m * N + n, *into = width == NR ? to : part;
                 for (long i = 0; i < some && width < NR && !start; i++)
                     memcpy(part + i * NR, to + i * N, sizeof(float) * width);
-                TIMES[some]((const int32_t *)a + m * pairs, pairs, of_a + m, panel, of_w + n, pairs, into,
+                TIMES[some]((const pair *)a + m * pairs, pairs, of_a + m, panel, of_w + n, pairs, into,
                             width == NR ? N : NR, start);
                 for (long i = 0; i < some && width < NR; i++) memcpy(to + i * N, part + i * NR, sizeof(float) * width);
             }
@@ -204,6 +207,7 @@ static void block_of(const int16_product *p, long above, long below, int again) 
 }
 
 void int16_products(const int16_product *products, int count, long M) {
+    if (M < 1) return;
     long work = 0;
     for (int i = 0; i < count; i++) work += M * products[i].N * products[i].K;
     long threads = work > WORTH ? omp_get_max_threads() : 1, turns = (M + BLOCK * threads - 1) / (BLOCK * threads);

@@ -157,7 +157,7 @@ EXPORT void pack(const float *w, long N, long K, int across, int integers, froze
         pack_panel((matrix){w, K, across, NULL}, n, (int)least(NR, columns - n), 0, depth, (float *)packed->panels + n * depth);
 }
 
-/* Whether products of M rows with a packed matrix of N columns are in integers. */
+/* Whether `linear` computes M rows with a packed matrix of N columns in integers; what packs by the way does at any size. */
 int in_integers(const frozen *packed, long M, long N) { return packed && packed->integers && M > FEW && N > NR; }
 
 /* Below, `packed` is w as `pack` leaves it, or NULL. */

@@ -35,8 +35,10 @@ def computing(on: bool = True, again: bool = False, integers: bool = False) -> I
 
 
 def keeps(weight: Tensor) -> bool:
-    """Whether a weight is worth keeping as the kernels want it."""
-    return SWITCH.again and not weight.requires_grad
+    """Whether a weight is worth keeping as the kernels want it; in integers every frozen one is, with gradients or
+    without, so that what is computed twice is the same.
+    """
+    return (SWITCH.again or SWITCH.integers) and not weight.requires_grad
 
 
 def takes(x: Tensor) -> bool:

@@ -1,8 +1,9 @@
 """Device and precision, chosen by what there is: CUDA, MPS or CPU; bf16 where the processor computes with it, and int16
 where our own kernels do.
 
-In bf16 matrix products are rounded to 8 bits. In int16 those with frozen weights are computed with 16-bit integers,
-whose sums are exact (native/int16.c): it differs from fp32 a tenth as much, and everything that learns is in fp32.
+In bf16 what is multiplied is rounded to 8 bits. In int16 products with frozen weights are computed with 16-bit
+integers, whose sums are exact (native/int16.c): it differs from fp32 a tenth as much, and everything that learns is in
+fp32.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def pick_precision(wanted: str, device: torch.device) -> str:
     if wanted == "int16" and not integers:
         raise UserError(
             "train.precision: int16 needs peftlab's kernels on an AMD processor with AVX2 and without AVX-512; "
-            "fp32 and bf16 work everywhere"
+            "a run that began in it goes on there, a new one may have fp32 or bf16"
         )
     if wanted != "auto":
         return wanted
