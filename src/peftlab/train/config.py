@@ -318,14 +318,11 @@ class Config(Section):
         """With all that was left to the method's defaults and to the machine; where the run began before, as there."""
         method = self.build_method()
         started = self.train if before is None else before.train
-        precision = self.train.precision
-        if precision == "auto" and started.precision != "auto":
-            precision = started.precision  # of a run that may be finished: a machine that lacks it can still read it
-        else:
-            precision = pick_precision(precision, pick_device())
+        # not asked for again: a machine that lacks what a finished run had can still read it
+        kept = self.train.precision == "auto" and started.precision != "auto"
         found = {
             "lr": self.train.lr or (method.lr if self.model is None else FRESH),
-            "precision": precision,
+            "precision": started.precision if kept else pick_precision(self.train.precision, pick_device()),
             "threads": self.train.threads or started.threads or torch.get_num_threads(),
         }
         settings = {key: value for key, value in asdict(method).items() if value is not None}
