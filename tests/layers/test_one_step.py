@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from both_ways import Change, near, same
+from both_ways import Change, learn, near, same
 from torch import nn
 
 from peftlab import native
@@ -89,6 +89,22 @@ def test_a_feed_forward_network_in_integers(training, biases):
     near(residual.train(training), torch.randn(4, 17, 32), within=2e-3)
     if biases:
         near(residual, torch.randn(4, 17, 32), lowest=True, within=2e-3)
+
+
+def test_every_thread_has_its_own_rows_in_integers():
+    """What one product passes on to the next lies where the thread's first rows do."""
+    residual, x = changed(FeedForward(32, 500), "").train(), torch.randn(8, 100, 32)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = learn(residual, True, x, integers=True)
+        torch.set_num_threads(2)
+        for _ in range(10):
+            both = learn(residual, True, x, integers=True)
+            assert torch.equal(alone[0], both[0])
+            assert torch.equal(alone[1], both[1])
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_weight_that_does_not_lie_row_by_row():

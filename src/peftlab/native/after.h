@@ -13,21 +13,23 @@ typedef struct {
     const float *times;
 } after;
 
-/* The columns [from, to) of y's rows from m on are complete. */
+/* The columns [from, to) of some rows are complete: y's, the first of which is row m of all. */
 INLINE void finish(after then, float *y, long N, long m, long rows, long from, long to) {
-    for (long r = m; r < m + rows; r++) {
-        long i = r * N + from, end = r * N + to;
-        if (then.times)
-            for (; i < end; i++) y[i] *= then.times[i];
-        for (; i + LANES <= end; i += LANES) {
+    for (long r = 0; r < rows; r++, y += N) {
+        float *slope = then.slope ? then.slope + (m + r) * N : NULL;
+        const float *times = then.times ? then.times + (m + r) * N : NULL;
+        long i = from;
+        if (times)
+            for (; i < to; i++) y[i] *= times[i];
+        for (; i + LANES <= to; i += LANES) {
             activation a = gelu_of(load(y + i));
             store(y + i, a.value);
-            if (then.slope) put_away(then.slope + i, a.slope);
+            if (slope) put_away(slope + i, a.slope);
         }
-        for (; i < end; i++) {
+        for (; i < to; i++) {
             activation a = gelu_of(all(y[i]));
             y[i] = a.value[0];
-            if (then.slope) then.slope[i] = a.slope[0];
+            if (slope) slope[i] = a.slope[0];
         }
     }
 }

@@ -142,11 +142,12 @@ static float rounded(const float *x, long depth, int16_t *to) {
         }
 
 /* Six rows need all registers: gcc, which multiplies long before it adds, would have to put some away. So the loop is written out,
-   four pairs at a time. ymm12 and ymm13 are the panel's, ymm14 is a row's pair, in ymm15 its products wait to be added. */
+   four pairs at a time. ymm12 and ymm13 are the panel's, ymm14 is a row's pair; in ymm15 and ymm14 its products wait to be added,
+   two behind two: where each is added at once, additions take the multipliers' turns. */
 #define PRODUCTS(at, low, high)                                                                                       \
     "vpbroadcastd " at ", %%ymm14\n\t"                                                                                \
-    "vpmaddwd %%ymm12, %%ymm14, %%ymm15\n\tvpaddd %%ymm15, %[" low "], %[" low "]\n\t"                               \
-    "vpmaddwd %%ymm13, %%ymm14, %%ymm15\n\tvpaddd %%ymm15, %[" high "], %[" high "]\n\t"
+    "vpmaddwd %%ymm12, %%ymm14, %%ymm15\n\tvpmaddwd %%ymm13, %%ymm14, %%ymm14\n\t"                                  \
+    "vpaddd %%ymm15, %[" low "], %[" low "]\n\tvpaddd %%ymm14, %[" high "], %[" high "]\n\t"
 #define PAIRS(of_a, of_b)                                                                                             \
     "vmovdqu " of_b "(%[b]), %%ymm12\n\tvmovdqu " of_b "+32(%[b]), %%ymm13\n\t"                                      \
     PRODUCTS(of_a "(%[a])", "s0", "t0") PRODUCTS(of_a "(%[a],%[row])", "s1", "t1")                                    \
@@ -173,34 +174,36 @@ TILE16(6, SUM_OF_SIX)
 typedef void tile16(const pair *, long, const float *, const int16_t *, const float *, long, float *, long, const float *);
 static tile16 *const TIMES[] = {NULL, times1, times2, times3, times4, times5, times6};
 
-/* The rows [above, below) of a product, at most a block; `again`: the product before had the same x. */
-static void block_of(const int16_product *p, long above, long below, int again) {
+/* Some rows of a product, at most a block: those of x and y, the first of which is row `m` of all; `again`: the product before
+   had the same x. */
+static void block_of(const int16_product *p, const float *x, float *y, long m, long rows, int again) {
     static __thread int16_t a[BLOCK * DEPTH] __attribute__((aligned(64)));
     static __thread float of_a[BLOCK];
-    long rows = below - above, N = p->N, K = p->K;
+    long N = p->N, K = p->K;
     parts w = parts_of((void *)p->w->panels, K, N);
-    float *y = p->y + above * N;
     for (long k = 0; k < K; k += DEPTH) {
         long depth = least(DEPTH, K - k), pairs = even(depth) / 2;
+        int last = k + DEPTH >= K;
         const float *of_w = w.scales + k / DEPTH * w.columns;
-        for (long m = 0; m < rows && !(again && K <= DEPTH); m++)
-            of_a[m] = rounded(p->x + (above + m) * K + k, depth, a + m * 2 * pairs);
+        for (long r = 0; r < rows && !(again && K <= DEPTH); r++)
+            of_a[r] = rounded(x + r * K + k, depth, a + r * 2 * pairs);
         for (long n = 0; n < N; n += NR) {
             long width = least(NR, N - n);
             const int16_t *panel = w.integers + n * even(K) + k * NR;
             float begun[NR] = {0};
-            if (p->bias) memcpy(begun, p->bias + n, sizeof(float) * width);
+            for (long j = 0; p->bias && j < width; j++) begun[j] = p->bias[n + j];
             const float *start = k || p->then.onto ? NULL : begun;
-            for (long m = 0; m < rows; m += MR) {
-                long some = least(MR, rows - m);
-                float part[MR * NR], *to = y + m * N + n, *into = width == NR ? to : part;
+            for (long r = 0; r < rows && last && p->then.times; r++) __builtin_prefetch(p->then.times + (m + r) * N + n);
+            for (long r = 0; r < rows; r += MR) {
+                long some = least(MR, rows - r);
+                float part[MR * NR], *to = y + r * N + n, *into = width == NR ? to : part;
                 for (long i = 0; i < some && width < NR && !start; i++)
                     memcpy(part + i * NR, to + i * N, sizeof(float) * width);
-                TIMES[some]((const pair *)a + m * pairs, pairs, of_a + m, panel, of_w + n, pairs, into,
+                TIMES[some]((const pair *)a + r * pairs, pairs, of_a + r, panel, of_w + n, pairs, into,
                             width == NR ? N : NR, start);
                 for (long i = 0; i < some && width < NR; i++) memcpy(to + i * N, part + i * NR, sizeof(float) * width);
             }
-            if (k + DEPTH >= K && (p->then.gelu || p->then.times)) finish(p->then, p->y, N, above, rows, n, n + width);
+            if (last && (p->then.gelu || p->then.times)) finish(p->then, y, N, m, rows, n, n + width);
         }
     }
     if (p->then.slope) __builtin_ia32_sfence(); /* what was put away is there before the thread says that it is done */
@@ -212,8 +215,16 @@ void int16_products(const int16_product *products, int count, long M) {
     for (int i = 0; i < count; i++) work += M * products[i].N * products[i].K;
     long threads = work > WORTH ? omp_get_max_threads() : 1, turns = (M + BLOCK * threads - 1) / (BLOCK * threads);
     long rows = ((M + turns * threads - 1) / (turns * threads) + MR - 1) / MR * MR;
-#pragma omp parallel for schedule(dynamic) if (threads > 1)
-    for (long m = 0; m < M; m += rows)
-        for (int i = 0; i < count; i++)
-            block_of(&products[i], m, least(M, m + rows), i && products[i].x == products[i - 1].x);
+#pragma omp parallel if (threads > 1)
+    {
+        long first = -1; /* the first of the thread's rows, whose place what is passed on takes: it stays in the cache */
+#pragma omp for schedule(dynamic)
+        for (long m = 0; m < M; m += rows) {
+            if (first < 0) first = m;
+            for (const int16_product *p = products; p < products + count; p++) {
+                long from = p > products && p[-1].passing ? first : m, to = p->passing ? first : m;
+                block_of(p, p->x + from * p->K, p->y + to * p->N, m, least(rows, M - m), p > products && p->x == p[-1].x);
+            }
+        }
+    }
 }

@@ -11,7 +11,8 @@ long int16_size(long rows, long columns);
 /* w [N, K] as y = x wᵀ wants it, or `across` as g w does. */
 void int16_pack(const float *w, long N, long K, int across, void *packed);
 
-/* y [M, N] = x [M, K] · a matrix of integers + bias, which may be NULL. */
+/* y [M, N] = x [M, K] · a matrix of integers + bias, which may be NULL. `passing`: y, which the next product has as its x, is of no
+   use to anyone else, and is lost. */
 typedef struct {
     const float *x;
     const frozen *w;
@@ -19,6 +20,7 @@ typedef struct {
     float *y;
     long N, K;
     after then;
+    int passing;
 } int16_product;
 
 /* Some products of M rows, each row through all of them while it is in the cache: one may need what those before it gave. */

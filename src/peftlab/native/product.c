@@ -58,7 +58,7 @@ static void columns_of(operand x, matrix w, const float *bias, float *y, long ab
                 const float *start = piece || then.onto ? NULL : begun;
                 rows_of(rows, a, x.row, x.step, panel, depth, y + m * N + n, N, start, width);
             }
-            if (piece == pieces - 1 && (then.gelu || then.times)) finish(then, y, N, m, rows, from, to);
+            if (piece == pieces - 1 && (then.gelu || then.times)) finish(then, y + m * N, N, m, rows, from, to);
         }
     }
 }
@@ -68,7 +68,7 @@ static void columns_of(operand x, matrix w, const float *bias, float *y, long ab
    last group of another. */
 static void many(operand x, matrix w, const float *bias, float *y, long M, long N, long K, after then) {
     if (w.packed && w.packed->integers) {
-        int16_products(&(int16_product){x.at, w.packed, bias, y, N, K, then}, 1, M);
+        int16_products(&(int16_product){x.at, w.packed, bias, y, N, K, then, 0}, 1, M);
         return;
     }
     long groups = (N + GROUP * NR - 1) / (GROUP * NR), halves = w.packed && groups <= 8 && M >= 16 * MR ? 2 : 1;

@@ -64,7 +64,7 @@ static void ahead(const map *maps, int count, const float *x, float *const *u, f
     int integers = 1;
     for (int i = 0; i < count; i++) {
         const map *m = &maps[i];
-        products[i] = (int16_product){x, m->packed, m->bias, y[i], m->N, m->K, {0}};
+        products[i] = (int16_product){x, m->packed, m->bias, y[i], m->N, m->K, {0}, 0};
         integers &= in_integers(m->packed, M, m->N);
     }
     if (integers) int16_products(products, count, M);
@@ -86,7 +86,7 @@ static void back(const map *maps, int count, const float *const *g, const float 
     int integers = dx != NULL;
     for (int i = 0; i < count; i++) {
         const map *m = &maps[i];
-        products[i] = (int16_product){g[i], m->packed, NULL, dx, m->K, m->N, {.onto = onto || i}};
+        products[i] = (int16_product){g[i], m->packed, NULL, dx, m->K, m->N, {.onto = onto || i}, 0};
         integers = integers && in_integers(m->packed, M, m->K);
     }
     if (integers) int16_products(products, count, M);
@@ -244,8 +244,8 @@ EXPORT void fed_forward(const float *x, const map maps[2], const map *thin, cons
     if (values->keep) draw_kept(values->seeds, values->cut, values->keep, M * D);
     float *slope = learning ? kept : NULL;
     if (in_integers(up->packed, M, up->N) && in_integers(down->packed, M, D)) {
-        int16_product products[] = {{x, up->packed, up->bias, inner, up->N, D, {.gelu = 1, .slope = slope}},
-                                    {inner, down->packed, down->bias, out, D, down->K, {0}}};
+        int16_product products[] = {{x, up->packed, up->bias, inner, up->N, D, {.gelu = 1, .slope = slope}, 1},
+                                    {inner, down->packed, down->bias, out, D, down->K, {0}, 0}};
         int16_products(products, 2, M);
     } else {
         linear_gelu(x, up->w, up->packed, up->bias, inner, slope, M, up->N, D);
@@ -263,8 +263,8 @@ EXPORT void fed_forward_back(const float *g, const map maps[2], const map *thin,
     const float *dy = leave_back(g, n, values, thin, kept + M * up->N, dx, room, dscale, dshift, rest, M, D);
     if (down->db) column_sums(dy, down->db, M, D);
     if (to_x && in_integers(down->packed, M, down->K) && in_integers(up->packed, M, D)) {
-        int16_product products[] = {{dy, down->packed, NULL, dinner, down->K, D, {.times = slope}},
-                                    {dinner, up->packed, NULL, dx, D, up->N, {.onto = 1}}};
+        int16_product products[] = {{dy, down->packed, NULL, dinner, down->K, D, {.times = slope}, !up->db},
+                                    {dinner, up->packed, NULL, dx, D, up->N, {.onto = 1}, 0}};
         int16_products(products, 2, M);
     } else {
         linear_input(dy, down->w, down->packed, slope, dinner, M, D, down->K);
