@@ -17,7 +17,7 @@
 #include <immintrin.h>
 #include <omp.h>
 
-enum { DEPTH = 384, BLOCK = 24, WORTH = 40000 };
+enum { DEPTH = 384, BLOCK = 12, WORTH = 40000 };
 /* of K at once; rows of x that a thread takes at once, at most; multiplications that are worth a second thread */
 
 static const float LARGEST = 32767.0f, LONGEST = 46300.0f;
