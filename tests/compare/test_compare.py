@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -51,6 +52,18 @@ def test_what_is_done_is_not_run_again(tiny, films_file, done):
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(again.runs) == 6
     assert [run.predictions for run in again.runs[:4]] == [run.predictions for run in comparison.runs]
+
+
+def test_the_data_is_read_once_for_all_runs(tiny, films_file, done, tmp_path, monkeypatch):
+    start, file = grid.start, Path(shutil.copy(films_file, tmp_path))
+
+    def without_file(job, threads) -> None:
+        file.unlink(missing_ok=True)
+        start(job, threads)
+
+    monkeypatch.setattr(grid, "start", without_file)
+    comparison = compare(question(tiny, file), tmp_path / "out")
+    assert [run.predictions for run in comparison.runs] == [run.predictions for run in done[0].runs]
 
 
 def test_another_configuration_is_refused_before_anything_runs(tiny, films_file, done, monkeypatch):

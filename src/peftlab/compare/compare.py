@@ -15,7 +15,7 @@ from typing import Any
 
 from peftlab.compare.budget import parse, spend
 from peftlab.compare.gather import gather
-from peftlab.compare.grid import Job, plan, run_grid
+from peftlab.compare.grid import Job, make_ready, plan, run_grid
 from peftlab.compare.results import Comparison
 from peftlab.compare.watch import watching
 from peftlab.data.files import make_folder, writing_to
@@ -148,6 +148,7 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
     """Run what is not done yet; gives what the runs in `out` make together."""
     make_folder(out)
     with writing_to(out), locked(out):
+        make_ready()
         base, base_hash = load(question.base), base_fingerprint(question.base)
         question.check_base(base.model)
         jobs = question.jobs(out)
@@ -160,6 +161,7 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
                 assert isinstance(work, Comparable)
                 show(work)
                 works[job.task], hashes[work.name] = work, work.hashes()[0]
+            job.like = works[job.task] if works[job.task].light else None
             complete = settle(job.config, job.folder)
             build(base.model, complete.build_method(), None)
             finished(job.folder, complete.fingerprint(hashes[works[job.task].name], base_hash))

@@ -1,8 +1,9 @@
 """The grid of a comparison: methods × tasks × seeds, each run a process of its own with its own folder.
 
 As many run at once as there are cores, each with its share of the threads: on small models two single-threaded runs
-finish sooner than one after the other with two threads. A crash is a row that says so, not the end. Runs that are done
-are recognised by the hash of their configuration and data (`train/run.py`) and are not run again.
+finish sooner than one after the other with two threads. What all need, modules and data, is read once. A crash is a row
+that says so, not the end. Runs that are done are recognised by the hash of their configuration and data
+(`train/run.py`) and are not run again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from peftlab.peft import METHODS
 from peftlab.train.config import Config, make_config, override_value, read_config_file
 from peftlab.train.run import run
 from peftlab.train.stop import stopping
+from peftlab.train.work import Comparable
 
 POLL = 0.2
 """seconds between two looks at the processes"""
@@ -55,6 +57,8 @@ class Job:
     """what it is called while it is watched"""
     task: str = ""
     """as the comparison names it"""
+    like: Comparable | None = field(default=None, repr=False)
+    """work on the same data, which the run then does not read again"""
     state: str = "waiting"
     """waiting, running, done or failed"""
     note: str = ""
@@ -126,12 +130,34 @@ def override_for(content: dict[str, Any], override: str) -> None:
         override_value(content, f"{own}.{rest}")
 
 
+def processes() -> Any:
+    """How runs become processes of their own."""
+    ways = multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in ways else "spawn")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+def make_ready() -> None:
+    """Begin to import what all runs need, while there is something else to do; Ctrl-C does not disturb it there."""
+    if processes().get_start_method() == "forkserver":
+        from multiprocessing import forkserver, resource_tracker  # which other systems have not
+
+        resource_tracker.ensure_running()  # before: it would let signals through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]], None], out: Path) -> None:
     """Run all jobs, `workers` at a time; `watch` sees them after each look. Asked to stop, let the runs save."""
     if workers < 1:
         raise UserError(f"{workers} runs at a time would never end: ask for one at least")
     waiting = list(jobs)
     threads = max(1, (os.cpu_count() or 1) // workers)
+    make_ready()
     with stopping() as stop:
         try:
             while any(job.state in ("waiting", "running") for job in jobs) and stop.number is None:
@@ -158,16 +184,13 @@ def start(job: Job, threads: int) -> None:
     make_folder(job.folder)
     write_text(job.folder / "asked.toml", job.config.to_toml())
     write_text(job.folder / "log.txt", "")
-    ways = multiprocessing.get_all_start_methods()
-    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in ways else "spawn")
-    context.set_forkserver_preload(PRELOADED)
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
-    job.process = context.Process(target=train_alone, args=(job.folder, threads, environment))
+    job.process = processes().Process(target=train_alone, args=(job.folder, threads, environment, job.like))
     job.process.start()
     job.state, job.started = "running", time.monotonic()
 
 
-def train_alone(folder: Path, threads: int, environment: dict[str, str]) -> None:
+def train_alone(folder: Path, threads: int, environment: dict[str, str], like: Comparable | None) -> None:
     """The run of a folder, in a process of its own; what it says goes into its log."""
     os.environ.update(environment)
     with (folder / "log.txt").open("wb") as log:
@@ -175,7 +198,9 @@ def train_alone(folder: Path, threads: int, environment: dict[str, str]) -> None
             os.dup2(log.fileno(), stream)
     torch.set_num_threads(threads)
     with told():
-        run(read_config_file(folder / "asked.toml"), folder)
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        run(read_config_file(folder / "asked.toml"), folder, like=like)
 
 
 def look(job: Job) -> None:

@@ -27,6 +27,7 @@ KINDS = ("vit", "cnn")
 class Picturing(Labelling[Pictures]):
     """Labels for images."""
 
+    light = False
     given: Base
     """the base, where there is one: its images' size decides how the data is read"""
 

@@ -35,7 +35,7 @@ from peftlab.train.pretraining import PretrainingElectra, PretrainingMasked
 from peftlab.train.stop import Interrupted, Stop, stopping
 from peftlab.train.tagging import Tagging
 from peftlab.train.translating import Translating
-from peftlab.train.work import Work
+from peftlab.train.work import Comparable, Work
 
 WORKS: dict[str, type[Work]] = {
     "tag": Tagging,
@@ -54,10 +54,13 @@ def open_work(config: Config) -> Work:
     return next((work for name, work in WORKS.items() if getattr(config, name) is not None), Classifying)(config)
 
 
-def run(config: Config, folder: Path, tell: Tell = lambda line: None) -> dict[str, Any]:
-    """Train and test as the configuration says; gives the result that it wrote. A finished run is not run again."""
+def run(config: Config, folder: Path, tell: Tell = lambda line: None, like: Comparable | None = None) -> dict[str, Any]:
+    """Train and test as the configuration says; gives the result that it wrote. A finished run is not run again.
+
+    `like` is work on the same data, which is then not read again.
+    """
     config = settle(config, folder)
-    work = open_work(config)
+    work = open_work(config) if like is None else like.by(config)
     fingerprint = config.fingerprint(*work.hashes())
     if (done := finished(folder, fingerprint)) is not None:
         return done

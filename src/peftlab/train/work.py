@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -27,6 +28,10 @@ class Work(ABC):
     """what is trained, from `training` on"""
 
     def __init__(self, config: Config) -> None:
+        self.take(config)
+
+    def take(self, config: Config) -> None:
+        """Do it as a configuration says."""
         self.config = config
         if config.model is not None and not config.build_method().trains_base:
             raise UserError(f"{config.method['name']} adapts a base, and a [model] of one's own has none: use full")
@@ -85,6 +90,14 @@ class Comparable(Work):
     """by which they are compared"""
     labels: Sequence[str]
     """of which each row has one; none where a row holds several things to find, such as words or entities"""
+    light = True
+    """its data goes from process to process faster than it is read again"""
+
+    def by(self, config: Config) -> Self:
+        """The same work by another method, or with another seed: its data is there already."""
+        other = copy(self)
+        other.take(config)
+        return other
 
     @abstractmethod
     def first(self, count: int) -> list[str]:
