@@ -1,7 +1,10 @@
 """A comparison from end to end on a small base: what it leaves, what it does not run again, and what goes wrong."""
 
 import json
+import multiprocessing
+import multiprocessing.forkserver
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -92,6 +95,37 @@ def test_a_crash_is_a_row_that_says_so(tiny, films_file, tmp_path, monkeypatch):
     assert "failed" in (tmp_path / "report.html").read_text()
     monkeypatch.setattr(grid, "start", start)
     assert all(run.status != "failed" for run in compare(question(tiny, films_file), tmp_path).runs)
+
+
+def test_a_process_that_does_not_start_is_a_row_that_says_so(tiny, films_file, tmp_path, monkeypatch):
+    def breaking(self) -> None:
+        raise BrokenPipeError("Broken pipe")
+
+    monkeypatch.setattr(multiprocessing.get_context("forkserver").Process, "start", breaking)
+    with pytest.raises(UserError, match="no run ended well; the first said: its process did not start: Broken pipe"):
+        compare(question(tiny, films_file), tmp_path)
+
+
+def blocked(process: int) -> bool:
+    """Whether Ctrl-C waits outside of a process."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return bool(int(re.findall(r"SigBlk:\s*(\w+)", status)[0], 16) >> (signal.SIGINT - 1) & 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="it is Linux that tells which signals are blocked")
+def test_ctrl_c_reaches_runs_and_not_what_imports_for_them(tiny, films_file, tmp_path):
+    job = question(tiny, films_file, steps=100_000, methods=["lora"]).jobs(tmp_path)[0]
+    grid.make_ready()
+    assert blocked(multiprocessing.forkserver._forkserver._forkserver_pid)
+    grid.start(job, 1)
+    try:
+        end = time.monotonic() + 60
+        while blocked(job.process.pid) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not blocked(job.process.pid)
+    finally:
+        job.process.terminate()
+        job.process.join()
 
 
 def fails(*_) -> None:

@@ -1,8 +1,8 @@
 """The grid of a comparison: methods × tasks × seeds, each run a process of its own with its own folder.
 
 As many run at once as there are cores, each with its share of the threads: on small models two single-threaded runs
-finish sooner than one after the other with two threads. What all need, modules and data, is read once. A crash is a row
-that says so, not the end. Runs that are done are recognised by the hash of their configuration and data
+finish sooner than one after the other with two threads. What all need is read once: modules, and all data but images. A
+crash is a row that says so, not the end. Runs that are done are recognised by the hash of their configuration and data
 (`train/run.py`) and are not run again.
 """
 
@@ -186,8 +186,11 @@ def start(job: Job, threads: int) -> None:
     write_text(job.folder / "log.txt", "")
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     job.process = processes().Process(target=train_alone, args=(job.folder, threads, environment, job.like))
-    job.process.start()
     job.state, job.started = "running", time.monotonic()
+    try:
+        job.process.start()
+    except OSError as error:  # it ended before it had received all
+        job.state, job.note, job.ended = "failed", f"its process did not start: {error}", time.monotonic()
 
 
 def train_alone(folder: Path, threads: int, environment: dict[str, str], like: Comparable | None) -> None:

@@ -217,8 +217,10 @@ void int16_products(const int16_product *products, int count, long M) {
     long rows = ((M + turns * threads - 1) / (turns * threads) + MR - 1) / MR * MR;
 #pragma omp parallel if (threads > 1)
     {
-        long first = -1; /* the first of the thread's rows, whose place what is passed on takes: it stays in the cache */
-#pragma omp for schedule(dynamic)
+        /* What is passed on takes the place of the thread's first rows, and stays in the cache. No later block is larger than
+           the first one: in the order of `monotonic` the last of all, which may be smaller, is also a thread's last. */
+        long first = -1;
+#pragma omp for schedule(monotonic : dynamic)
         for (long m = 0; m < M; m += rows) {
             if (first < 0) first = m;
             for (const int16_product *p = products; p < products + count; p++) {

@@ -38,9 +38,13 @@ class OnWords(Comparable, Generic[S]):
         if config.model is not None:
             raise UserError("words are tagged and parsed by a base, and a [model] of one's own is none: leave it out")
         self.asked = asked
-        self.whole: Treebank[S] = load_sentences(asked.name, read)
-        self.data: Treebank[S] = self.whole.limited(asked.limit, asked.test_limit)
+        whole: Treebank[S] = load_sentences(asked.name, read)
+        self.check([sentence for part in whole.parts.values() for sentence in part])
+        self.data: Treebank[S] = whole.limited(asked.limit, asked.test_limit)
         self.name = self.data.name
+
+    def check(self, sentences: Sequence[S]) -> None:
+        """What has to be known of all sentences, also of those beyond a limit."""
 
     def hashes(self) -> tuple[str, ...]:
         return self.data.fingerprint(self.content), *self.base_hash()

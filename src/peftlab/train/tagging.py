@@ -32,8 +32,10 @@ class Tagging(OnWords[Tagged]):
         super().__init__(config, config.tag, partial(read_tagged, column=config.tag.column))
         self.dropout = config.tag.dropout
         self.names = tag_names(self.data.train)
-        self.bio = check_bio([sentence for part in self.whole.parts.values() for sentence in part])
         self.metric = "f1" if self.bio else "accuracy"
+
+    def check(self, sentences: Sequence[Tagged]) -> None:
+        self.bio = check_bio(sentences)
 
     def content(self, sentence: Tagged) -> list[Any]:
         return [sentence.words, sentence.tags]
