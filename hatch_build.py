@@ -17,7 +17,7 @@ class Kernels(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Before the files of a package are gathered."""
         script = Path(self.root, "src", "peftlab", "native", "building.py")
-        if self.target_name == "wheel" and (library := runpy.run_path(str(script))["build"]()) is not None:
-            build_data["artifacts"].append(str(library.relative_to(self.root)))
+        if self.target_name == "wheel" and (libraries := runpy.run_path(str(script))["build"]()):
+            build_data["artifacts"] += [str(library.relative_to(self.root)) for library in libraries]
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -3,8 +3,8 @@
     python -m benchmarks.peer --task path/to/SST-2 --grouped        # a side of benchmarks/compare.py
 
 As it comes, rows are padded to the longest of their batch (`DataCollatorWithPadding`) and all is fp32; at its best rows
-of like length share a batch (`Trainer`'s `group_by_length`), the optimizer is fused, and products are bf16 where the
-processor has it. Attention is SDPA both times: it is what `from_pretrained` takes by itself.
+of like length share a batch (`Trainer`'s `group_by_length`), the optimizer is fused, and products are bf16 where that
+is faster. Attention is SDPA both times: it is what `from_pretrained` takes by itself.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.compare import LENGTH, LR, SETTINGS, WARM_UP, arguments, measure
 from benchmarks.row import Settings
 from peftlab.data.examples import Examples
 from peftlab.data.sources import fetch_base
-from peftlab.train.precision import pick_precision
+from peftlab.train.precision import bf16_pays
 
 QV: dict[str, Any] = {"lora_alpha": 16, "target_modules": ["query", "value"]}
 VIRTUAL = {"task_type": "SEQ_CLS", "num_virtual_tokens": 20}
@@ -59,7 +59,7 @@ def how(side: str, settings: Settings) -> How:
     """The peer as it comes (`default`), or at its best."""
     if side == "default":
         return How()
-    bf16 = pick_precision(settings.precision, torch.device("cpu")) == "bf16"
+    bf16 = settings.precision != "fp32" and bf16_pays(torch.device("cpu"))
     return How(grouped=True, bf16=bf16, fused=True, inference_mode=True, compiled=settings.compile)
 
 

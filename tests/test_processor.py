@@ -37,11 +37,31 @@ def test_tiles_that_nobody_can_ask_for_are_hidden(tmp_path, monkeypatch, level, 
 
 def test_bf16_is_not_chosen_where_tiles_are_hidden(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    monkeypatch.setattr("peftlab.train.precision.intel", lambda: True)
+    for integers in (False, True):
+        monkeypatch.setattr(native, "INTEGERS", integers)
+        for hidden, precision in ((True, "int16" if integers else "fp32"), (False, "bf16")):
+            monkeypatch.setattr("peftlab.train.precision.tiles_hidden", lambda hidden=hidden: hidden)
+            assert pick_precision("auto", torch.device("cpu")) == precision
+            assert pick_precision("bf16", torch.device("cpu")) == "bf16"
+
+
+@pytest.mark.parametrize(("intels", "precision"), [(True, "fp32"), (False, "bf16")])
+def test_bf16_without_tiles_is_for_others_than_intel(monkeypatch, intels, precision):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(native, "INTEGERS", False)
-    for hidden, precision in ((True, "fp32"), (False, "bf16")):
-        monkeypatch.setattr("peftlab.train.precision.tiles_hidden", lambda hidden=hidden: hidden)
-        assert pick_precision("auto", torch.device("cpu")) == precision
-        assert pick_precision("bf16", torch.device("cpu")) == "bf16"
+    monkeypatch.setattr("peftlab.train.precision.intel", lambda: intels)
+    assert pick_precision("auto", torch.device("cpu")) == precision
+
+
+@pytest.mark.parametrize(("vendor", "intels"), [("GenuineIntel", True), ("AuthenticAMD", False)])
+def test_whose_a_processor_is(tmp_path, monkeypatch, vendor, intels):
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    assert not processor.intel()  # where there is no such file
+    processor.CPUINFO.write_text(INTEL.format(level=13, flags="avx2").replace("GenuineIntel", vendor))
+    assert processor.intel() is intels
 
 
 def test_a_product_in_bf16_does_not_end_the_process():

@@ -98,7 +98,6 @@ def known(block: Any) -> bool:
         and len({type(part) for part in parts}) == 1
         and type(block.feedforward.sublayer) is FeedForward
         and ALIKE.get(block.feedforward.sublayer.name, block.feedforward.sublayer.name) in ACTIVATIONS
-        and block.feedforward.sublayer.up.out_features % 8 == 0
         and all(type(part.sublayer.score) in (Dot, Scaled) for part in parts if isinstance(part.sublayer, Attention))
         and all(idle(part) for part in parts)
     )

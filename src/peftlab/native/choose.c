@@ -62,10 +62,7 @@ EXPORT void continuations(const float *scores, const float *totals, long B, long
             float change = before - log_sum(row, V, &most);
             for (long first = 0; first < V; first += LANES) {
                 long end = least(V, first + LANES);
-                if (end - first == LANES) {
-                    ivec above = load(row + first) + all(change) > all(top[count - 1]);
-                    if (!__builtin_ia32_movmskps256((vec)above)) continue;
-                }
+                if (end - first == LANES && !any_less(all(top[count - 1]), load(row + first) + all(change))) continue;
                 for (long v = first; v < end; v++) {
                     float value = row[v] + change;
                     if (!(value > top[count - 1]) || v == never) continue;

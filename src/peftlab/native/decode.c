@@ -48,22 +48,23 @@ static void apply(const map *m, const float *x, float *y, long R) {
     linear(x, m->weight, m->packed, m->bias, y, R, m->outputs, m->inputs);
 }
 
-/* In place; n is a multiple of LANES. */
+INLINE vec activated(int which, vec x) {
+    vec u = x;
+    if (which == RELU) return larger(x, all(0.0f));
+    if (which == GELU_NEW) u = all(1.5957691f) * (x + all(0.044715f) * x * x * x); /* 2 · √(2/π) */
+    return x / (all(1.0f) + exponential(where_less(u, all(-88.0f), all(88.0f), -u)));
+}
+
+/* In place. */
 static void activate(int which, float *x, long n) {
     if (which == GELU) {
         gelu(x, x, n);
         return;
     }
+    long whole = n / LANES * LANES;
 #pragma omp parallel for schedule(static) if (n > WORTH)
-    for (long i = 0; i < n; i += LANES) {
-        vec v = load(x + i), u = v;
-        if (which == RELU) {
-            store(x + i, larger(v, all(0.0f)));
-            continue;
-        }
-        if (which == GELU_NEW) u = all(1.5957691f) * (v + all(0.044715f) * v * v * v); /* 2 · √(2/π) */
-        store(x + i, v / (all(1.0f) + exponential(choose(u < all(-88.0f), all(88.0f), -u))));
-    }
+    for (long i = 0; i < whole; i += LANES) store(x + i, activated(which, load(x + i)));
+    for (long i = whole; i < n; i++) x[i] = activated(which, all(x[i]))[0];
 }
 
 /* The feed-forward network's first map with its activation; of packed weights GELU is taken while a block of the product is

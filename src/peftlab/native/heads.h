@@ -47,17 +47,13 @@ INLINE int limits(const uint8_t *seen, long Tk, long used, float *most) {
     return any;
 }
 
-/* Which of eight weights stay: all ones where a byte of `keep` is 1. Behind a query's keys they are those of the next query,
+/* Which of a vector's weights stay: all ones where a byte of `keep` is 1. Behind a query's keys they are those of the next query,
    and none behind the last. */
 INLINE ivec staying(const uint8_t *keep, const uint8_t *end) {
-    typedef uint64_t words __attribute__((vector_size(16)));
-    typedef char bytes __attribute__((vector_size(16)));
-    uint64_t eight = 0;
-    if (keep + LANES <= end)
-        memcpy(&eight, keep, LANES);
-    else
-        for (int j = 0; keep + j < end; j++) eight |= (uint64_t)keep[j] << 8 * j;
-    return -(ivec)__builtin_ia32_pmovzxbd256((bytes)(words){eight, 0});
+    if (keep + LANES <= end) return -whole_numbers(keep);
+    uint8_t rest[LANES] = {0};
+    for (int j = 0; keep + j < end; j++) rest[j] = keep[j];
+    return -whole_numbers(rest);
 }
 
 /* Scores [count, ld] of some queries become weights, zeros where nothing may be seen; `left` is what dropout leaves of them,

@@ -1,7 +1,8 @@
 /* Products with a frozen matrix in 16-bit integers, whose sums are exact.
 
    One instruction of AVX2 multiplies sixteen pairs of such integers, and adds neighbours, where another multiplies eight pairs of
-   numbers; with the addition that it needs besides, a Zen 3 is 1.5 times as fast.
+   numbers; with the addition that it needs besides, a Zen 3 is 1.5 times as fast. AVX-512's VNNI adds in the same instruction:
+   there they are twice as fast (on a Xeon of 2023 598 against MKL's 303 GFLOP/s in fp32, 2 threads).
 
    A row of x and a column of the matrix are rounded to integers piece by piece, each with a scale of its own: the smallest
    with which no sum over a piece can leave 32 bits, as |Σ xᵢwᵢ| ≤ ‖x‖ · ‖w‖. So nothing is lost but what rounding takes: of
@@ -11,13 +12,16 @@
    Shapes: x [M, K], the matrix [K, N] in panels of NR columns, y [M, N]; pieces of at most DEPTH of K. Two numbers of a column
    that follow each other stand side by side. */
 
+#ifdef __AVX512F__
+#define VECTORS 3
+#else
 #define VECTORS 2
+#endif
 #include "int16.h"
 
-#include <immintrin.h>
 #include <omp.h>
 
-enum { DEPTH = 384, BLOCK = 12, WORTH = 40000 };
+enum { DEPTH = 384, BLOCK = LANES == 16 ? 48 : 12, WORTH = 40000 };
 /* of K at once; rows of x that a thread takes at once, at most; multiplications that are worth a second thread */
 
 static const float LARGEST = 32767.0f, LONGEST = 46300.0f;
@@ -104,43 +108,44 @@ static float rounded(const float *x, long depth, int16_t *to) {
     float squares = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
     for (; k < depth; k++) most = fmaxf(most, fabsf(x[k])), squares += x[k] * x[k];
     float scale = scale_of(most, squares, depth), times = inverse(scale);
-    for (k = 0; k + 2 * LANES <= depth; k += 2 * LANES) {
-        __m256i low = _mm256_cvtps_epi32(load(x + k) * all(times));
-        __m256i high = _mm256_cvtps_epi32(load(x + k + LANES) * all(times));
-        __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8); /* which packs halves by turns */
-        _mm256_storeu_si256((__m256i *)(to + k), both);
-    }
+    for (k = 0; k + 2 * LANES <= depth; k += 2 * LANES)
+        store_rounded(to + k, load(x + k) * all(times), load(x + k + LANES) * all(times));
     for (; k < depth; k++) to[k] = nearest(x[k] * times);
     if (depth % 2) to[depth] = 0;
     return scale;
 }
 
 /* c[ROWS, NR] (+)= a · b, of `pairs` of numbers; a's rows are `row` pairs apart and have a scale each, as b's columns do. `SUM`
-   adds all products of a tile to `sums`, of which there are two vectors a row. */
+   adds all products of a tile to `sums`. */
 #define TILE16(ROWS, SUM)                                                                                             \
     static __attribute__((noinline)) void times##ROWS(const pair *a, long row, const float *of_a, const int16_t *b,          \
                                                       const float *of_b, long pairs, float *c, long ldc,                     \
                                                       const float *start) {                                                  \
-        __m256i sums[ROWS][VECTORS];                                                                                         \
-        UNROLLED(int i = 0; i < ROWS; i++) UNROLLED(int j = 0; j < VECTORS; j++) sums[i][j] = _mm256_setzero_si256();        \
+        ivec sums[ROWS][VECTORS];                                                                                            \
+        UNROLLED(int i = 0; i < ROWS; i++) UNROLLED(int j = 0; j < VECTORS; j++) sums[i][j] = (ivec){0};                     \
         SUM(ROWS)                                                                                                            \
         UNROLLED(int i = 0; i < ROWS; i++, c += ldc) {                                                                       \
             const float *onto = start ? start : c;                                                                           \
             UNROLLED(int j = 0; j < VECTORS; j++) {                                                                          \
-                vec found = _mm256_cvtepi32_ps(sums[i][j]) * load(of_b + j * LANES) * all(of_a[i]);                          \
+                vec found = __builtin_convertvector(sums[i][j], vec) * load(of_b + j * LANES) * all(of_a[i]);                \
                 store(c + j * LANES, found + load(onto + j * LANES));                                                        \
             }                                                                                                                \
         }                                                                                                                    \
     }
 
-#define SUM_OF_FEW(ROWS)                                                                                              \
-    for (long k = 0; k < pairs; k++, a++, b += 2 * NR)                                                                \
-        UNROLLED(int j = 0; j < VECTORS; j++) {                                                                       \
-            __m256i panel = _mm256_loadu_si256((const __m256i *)b + j);                                               \
-            UNROLLED(int i = 0; i < ROWS; i++)                                                                        \
-            sums[i][j] = _mm256_add_epi32(sums[i][j], _mm256_madd_epi16(_mm256_set1_epi32(a[i * row]), panel));       \
-        }
+#define SUM_OF_SOME(ROWS)                                                                                             \
+    for (long k = 0; k < pairs; k++, a++, b += 2 * NR) {                                                              \
+        ivec panel[VECTORS];                                                                                          \
+        UNROLLED(int j = 0; j < VECTORS; j++) panel[j] = ((const ivec *)b)[j];                                        \
+        UNROLLED(int i = 0; i < ROWS; i++) {                                                                          \
+            ivec one = (ivec){0} + a[i * row];                                                                        \
+            UNROLLED(int j = 0; j < VECTORS; j++) sums[i][j] = add_products(sums[i][j], one, panel[j]);               \
+        }                                                                                                             \
+    }
 
+#ifdef __AVX512F__
+#define SUM_OF_ALL SUM_OF_SOME
+#else
 /* Six rows need all registers: gcc, which multiplies long before it adds, would have to put some away. So the loop is written out,
    four pairs at a time. ymm12 and ymm13 are the panel's, ymm14 is a row's pair; in ymm15 and ymm14 its products wait to be added,
    two behind two: where each is added at once, additions take the multipliers' turns. */
@@ -159,20 +164,20 @@ static float rounded(const float *x, long depth, int16_t *to) {
                      : SUMS_OF(0), SUMS_OF(1), SUMS_OF(2), SUMS_OF(3), SUMS_OF(4), SUMS_OF(5)                          \
                      : [a] "r"(a), [lower] "r"(a + 3 * row), [row] "r"(4 * row), [b] "r"(b)                           \
                      : "ymm12", "ymm13", "ymm14", "ymm15", "memory")
-#define SUM_OF_SIX(ROWS)                                                                                              \
+#define SUM_OF_ALL(ROWS)                                                                                              \
     for (; pairs >= 4; pairs -= 4, a += 4, b += 8 * NR)                                                               \
         ADD(PAIRS("0", "0") PAIRS("4", "64") PAIRS("8", "128") PAIRS("12", "192"));                                   \
     for (; pairs > 0; pairs--, a++, b += 2 * NR) ADD(PAIRS("0", "0"));
+#endif
 
-TILE16(1, SUM_OF_FEW)
-TILE16(2, SUM_OF_FEW)
-TILE16(3, SUM_OF_FEW)
-TILE16(4, SUM_OF_FEW)
-TILE16(5, SUM_OF_FEW)
-TILE16(6, SUM_OF_SIX)
+#define TILE_OF_FEWER(ROWS) TILE16(ROWS, SUM_OF_SOME)
+#define TILE_OF_ALL(ROWS) TILE16(ROWS, SUM_OF_ALL)
+FEWER(TILE_OF_FEWER)
+WITH(TILE_OF_ALL, MR)
 
 typedef void tile16(const pair *, long, const float *, const int16_t *, const float *, long, float *, long, const float *);
-static tile16 *const TIMES[] = {NULL, times1, times2, times3, times4, times5, times6};
+#define TIMES_OF(ROWS) times##ROWS,
+static tile16 *const TIMES[] = {NULL, FEWER(TIMES_OF) WITH(TIMES_OF, MR)};
 
 /* Some rows of a product, at most a block: those of x and y, the first of which is row `m` of all; `again`: the product before
    had the same x. */

@@ -6,30 +6,34 @@ import ctypes
 import os
 from typing import Any
 
-from peftlab.native.building import library
+from peftlab.native.building import KINDS, library
 from peftlab.processor import facts
 
-FILE = library()
+NEEDED = {
+    "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"},
+    "avx2": {"avx2", "fma"},
+}
+"""what a processor of each kind can do, in Linux's words"""
 
 
-def load() -> Any:
-    """The library, or None where it was not built, is not wanted, or would be of no use."""
-    if os.environ.get("PEFTLAB_NATIVE") == "0" or not FILE.is_file() or not {"avx2", "fma"} <= flags():
-        return None
-    return ctypes.CDLL(str(FILE))
+def kind() -> str | None:
+    """The best kind of kernels that were built, that this processor can run, and that are wanted: `PEFTLAB_NATIVE` may
+    name one, or be 0.
+    """
+    wanted, able = os.environ.get("PEFTLAB_NATIVE"), set(facts().get("flags", "").split())
+    fit = [name for name in KINDS if NEEDED[name] <= able and library(name).is_file()]
+    return next((name for name in fit if wanted in (None, "", name)), None)
 
 
-def flags() -> set[str]:
-    """What the processor can do, in Linux's words."""
-    return set(facts().get("flags", "").split())
-
-
-LIBRARY = load()
-NAME = "torch's" if LIBRARY is None else FILE.stem
+KIND = kind()
+LIBRARY: Any = None if KIND is None else ctypes.CDLL(str(library(KIND)))
+NAME = "torch's" if KIND is None else library(KIND).stem
 """what computes, as a comparison tells it"""
-TALL = facts().get("vendor_id") == "AuthenticAMD" and "avx512f" not in flags()
-"""whether products of many rows are the kernels' too: on an AMD with AVX2 they were measured to be faster than MKL's"""
-INTEGERS = LIBRARY is not None and TALL
+LANES = 0 if KIND is None else LIBRARY.lanes()
+"""numbers of a vector"""
+TALL = KIND == "avx512" or facts().get("vendor_id") == "AuthenticAMD"
+"""whether products of many rows are the kernels' too: with AVX2 they were measured to be faster than MKL's on an AMD"""
+INTEGERS = KIND is not None and TALL
 """whether those with frozen weights may be in integers"""
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from peftlab.native.attention import Shape, shape_of
-from peftlab.native.library import LIBRARY, declare, enough
+from peftlab.native.library import LANES, LIBRARY, declare, enough
 from peftlab.native.product import address
 
-PANEL = 16
+PANEL = 2 * LANES
 """a head's scores are padded to a multiple of this"""
 
 declare("ask_tokens", *[c_void_p] * 5, POINTER(Shape), *[c_void_p] * 2, gives=enough)

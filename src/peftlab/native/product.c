@@ -12,9 +12,9 @@
 
 #include "int16.h"
 
-enum { DEPTH = 384, GROUP = 2, TALL = 96, FEW = 16, WORTH = 40000 };
-/* of K at once; panels that are packed at once; rows of x that go through them at once; rows up to which nothing is
-   packed; multiplications that are worth a second thread */
+enum { DEPTH = 384, GROUP = 2, TALL = 96, FEW = 16, NARROW = 24, WORTH = 40000 };
+/* of K at once; panels that are packed at once; rows of x that go through them at once; rows, and columns, up to which
+   nothing is packed; multiplications that are worth a second thread */
 
 typedef struct {
     const float *at;
@@ -138,6 +138,9 @@ static void thin(const float *x, const float *w, const float *bias, float *y, lo
         for (long n = 0; n < N; n += COLUMNS) strip(x, w, bias, y, m, least(M, m + FEW), n, N, K);
 }
 
+/* The numbers of a vector. */
+EXPORT long lanes(void) { return LANES; }
+
 /* The bytes of w [N, K] as y = x wᵀ wants it, or `across` as g w does: in panels of numbers, the last one whole, or of integers. */
 EXPORT long packed_size(long N, long K, int across, int integers) {
     long columns = across ? K : N, depth = across ? N : K;
@@ -158,13 +161,13 @@ EXPORT void pack(const float *w, long N, long K, int across, int integers, froze
 }
 
 /* Whether `linear` computes M rows with a packed matrix of N columns in integers; what packs by the way does at any size. */
-int in_integers(const frozen *packed, long M, long N) { return packed && packed->integers && M > FEW && N > NR; }
+int in_integers(const frozen *packed, long M, long N) { return packed && packed->integers && M > FEW && N > NARROW; }
 
 /* Below, `packed` is w as `pack` leaves it, or NULL. */
 
 EXPORT void linear(const float *x, const float *w, const frozen *packed, const float *bias, float *y, long M, long N,
                    long K) {
-    if (M <= FEW || N <= NR)
+    if (M <= FEW || N <= NARROW)
         thin(x, w, bias, y, M, N, K);
     else
         many((operand){x, K, 1}, (matrix){w, K, 0, packed}, bias, y, M, N, K, (after){0});

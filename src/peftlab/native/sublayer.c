@@ -41,14 +41,20 @@ static void draw_both(const dropping *one, long of_one, const dropping *two, lon
     }
 }
 
-/* to[N] = the sums over the rows of g[M, N] */
+/* to[N] = the sums over the rows of g[M, N], of some rows first, so that little is lost by rounding */
 static void column_sums(const float *g, float *to, long M, long N) {
+    enum { WIDE = 128, SOME = 32 };
 #pragma omp parallel for schedule(static)
-    for (long n = 0; n < N; n += 8 * LANES) {
-        long end = least(N, n + 8 * LANES);
-        for (long i = n; i < end; i++) to[i] = 0.0f;
-        for (long m = 0; m < M; m++)
-            for (long i = n; i < end; i++) to[i] += g[m * N + i];
+    for (long from = 0; from < N; from += WIDE) {
+        float total[WIDE] = {0};
+        long wide = least(WIDE, N - from);
+        for (long first = 0; first < M; first += SOME) {
+            float some[WIDE] = {0};
+            for (long m = first; m < least(M, first + SOME); m++)
+                for (long i = 0; i < wide; i++) some[i] += g[m * N + from + i];
+            for (long i = 0; i < wide; i++) total[i] += some[i];
+        }
+        memcpy(to + from, total, sizeof(float) * wide);
     }
 }
 

@@ -5,67 +5,49 @@
        c[MR, NR] (+)= a[MR, K] · b[K, NR]
 
    a is read where it lies, by any two strides; b is a panel of NR columns, packed so that its rows follow each other.
-   Of AVX2's 16 registers 12 are accumulators. 4 rows of 3 vectors need fewer loads than 6 of 2, which is what a Zen 3 is
-   short of (101 against 90 of 103 GFLOP/s); 6 of 2 leave less of a narrow matrix unused: whoever includes this file says
-   how many VECTORS a panel is wide. The loop order, and panels that stay
-   in the first-level cache, are Goto & van de Geijn 2008 (doi 10.1145/1356052.1356053). */
+   Three quarters of the registers are accumulators. 4 rows of 3 vectors need fewer loads than 6 of 2, which is what a Zen 3
+   is short of (101 against 90 of 103 GFLOP/s); 6 of 2 leave less of a narrow matrix unused: whoever includes this file says
+   how many VECTORS a panel is wide. The loop order, and panels that stay in the first-level cache, are Goto & van de Geijn
+   2008 (doi 10.1145/1356052.1356053). */
 
 #ifndef PEFTLAB_VECTOR_H
 #define PEFTLAB_VECTOR_H
 
-#include <math.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "lanes.h"
+
 #define EXPORT __attribute__((visibility("default")))
-#define INLINE static inline __attribute__((always_inline))
 
 #ifndef VECTORS
 #define VECTORS 3
 #endif
 
-enum { LANES = 8, MR = 12 / VECTORS, NR = VECTORS * LANES };
+enum { NR = VECTORS * LANES };
 
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-INLINE vec load(const float *p) { return *(const vec *)p; }
-INLINE void store(float *p, vec v) { *(vec *)p = v; }
-/* Past the caches, which need not be filled with what nobody reads soon. */
-INLINE void put_away(float *p, vec v) {
-    if ((uintptr_t)p % sizeof(vec))
-        store(p, v);
-    else
-        __builtin_ia32_movntps256(p, v);
-}
-INLINE vec all(float s) { return (vec){s, s, s, s, s, s, s, s}; }
-INLINE vec choose(ivec where, vec yes, vec no) { return (vec)(((ivec)yes & where) | ((ivec)no & ~where)); }
-INLINE vec larger(vec a, vec b) { return __builtin_ia32_maxps256(a, b); }
-INLINE vec smaller(vec a, vec b) { return __builtin_ia32_minps256(a, b); }
-INLINE float sum(vec v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
-
-/* The largest number of a vector, in all its lanes. */
-INLINE vec largest(vec v) {
-    v = larger(v, __builtin_shuffle(v, (ivec){4, 5, 6, 7, 0, 1, 2, 3}));
-    v = larger(v, __builtin_shuffle(v, (ivec){2, 3, 0, 1, 6, 7, 4, 5}));
-    return larger(v, __builtin_shuffle(v, (ivec){1, 0, 3, 2, 5, 4, 7, 6}));
-}
-
-typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
-
-/* The sums over the lanes of four vectors: pairs of neighbours, twice, then the two halves. */
-INLINE quad sums(vec a, vec b, vec c, vec d) {
-    vec two = __builtin_ia32_haddps256(a, b), other = __builtin_ia32_haddps256(c, d);
-    vec four = __builtin_ia32_haddps256(two, other);
-    return (quad){four[0], four[1], four[2], four[3]} + (quad){four[4], four[5], four[6], four[7]};
-}
+/* The rows of a tile, and something for each number of fewer ones. */
+#if ACCUMULATORS / VECTORS == 4
+#define MR 4
+#define FEWER(THING) THING(1) THING(2) THING(3)
+#elif ACCUMULATORS / VECTORS == 6
+#define MR 6
+#define FEWER(THING) THING(1) THING(2) THING(3) THING(4) THING(5)
+#elif ACCUMULATORS / VECTORS == 8
+#define MR 8
+#define FEWER(THING) THING(1) THING(2) THING(3) THING(4) THING(5) THING(6) THING(7)
+#else
+#define MR 12
+#define FEWER(THING)                                                                                                  \
+    THING(1) THING(2) THING(3) THING(4) THING(5) THING(6) THING(7) THING(8) THING(9) THING(10) THING(11)
+#endif
+#define WITH(THING, ROWS) THING(ROWS) /* so that MR is a number before it becomes a part of a name */
 
 /* eˣ to 2 units in the last place, for x ≤ 88: 2ⁿ · p(rest), p of degree 6 (Cephes' expf); 0 where x is below −87. */
 INLINE vec exponential(vec x) {
-    ivec tiny = x < all(-87.0f);
-    x = choose(tiny, all(0.0f), x);
+    vec given = x;
+    x = where_less(given, all(-87.0f), all(0.0f), x);
     vec shifted = x * all(1.44269504f) + all(12582912.0f); /* 1.5 · 2²³: rounds to a whole number */
     vec n = shifted - all(12582912.0f);
     vec r = x - n * all(0.693359375f) + n * all(2.12194440e-4f);
@@ -77,7 +59,7 @@ INLINE vec exponential(vec x) {
     p = p * r + all(5.0000001201e-1f);
     p = p * r * r + r + all(1.0f);
     ivec power = ((ivec)shifted - (ivec)all(12582912.0f) + 127) << 23;
-    return choose(tiny, all(0.0f), p * (vec)power);
+    return where_less(given, all(-87.0f), all(0.0f), p * (vec)power);
 }
 
 /* GELU is x · Φ(x), Φ the normal distribution (Hendrycks & Gimpel 2016, arXiv 1606.08415); its slope is Φ(x) + x · φ(x).
@@ -89,20 +71,20 @@ typedef struct {
 
 INLINE activation gelu_of(vec x) {
     vec size = (vec)((ivec)x & 0x7fffffff), e = exponential(x * x * all(-0.5f));
-    vec t = all(1.0f) / (all(1.0f) + size * all(0.23164188f)); /* 0.3275911 / √2 */
+    vec t = inverse_of(all(1.0f) + size * all(0.23164188f)); /* 0.3275911 / √2 */
     vec p = all(0.5307027145f);
     p = p * t + all(-0.7265760135f);
     p = p * t + all(0.7107068705f);
     p = p * t + all(-0.142248368f);
     p = p * t + all(0.127414796f);
     vec tail = p * t * e;
-    vec phi = choose(x < all(0.0f), tail, all(1.0f) - tail);
+    vec phi = where_less(x, all(0.0f), tail, all(1.0f) - tail);
     return (activation){x * phi, phi + x * e * all(0.39894228f)};
 }
 
 /* Each number of rows is a function of its own, so that the accumulators are registers. The sums are added to `start`
    (a bias), or to c where `start` is NULL. */
-#define UNROLLED _Pragma("GCC unroll 6") for
+#define UNROLLED _Pragma("GCC unroll 12") for
 #define TILE(ROWS)                                                                                                    \
     static __attribute__((noinline, unused)) void tile##ROWS(const float *a, long row, long step, const float *b, long K,     \
                                                      float *c, long ldc, const float *start) {                        \
@@ -121,18 +103,12 @@ INLINE activation gelu_of(vec x) {
             UNROLLED(int j = 0; j < VECTORS; j++) store(c + j * LANES, sums[i][j] + load(onto + j * LANES));          \
         }                                                                                                             \
     }
-TILE(1) TILE(2) TILE(3) TILE(4)
-#if VECTORS == 2
-TILE(5) TILE(6)
-#endif
+FEWER(TILE)
+WITH(TILE, MR)
 
 typedef void tile(const float *, long, long, const float *, long, float *, long, const float *);
-static tile *const TILES[] __attribute__((unused)) = {
-    NULL, tile1, tile2, tile3, tile4,
-#if VECTORS == 2
-    tile5, tile6,
-#endif
-};
+#define NAMED(ROWS) tile##ROWS,
+static tile *const TILES[] __attribute__((unused)) = {NULL, FEWER(NAMED) WITH(NAMED, MR)};
 
 /* A panel's product with M rows: c[M, width] (+)= a · b, where `width` ≤ NR of the panel's columns are wanted. */
 INLINE void rows_of(long M, const float *a, long row, long step, const float *b, long K, float *c, long ldc,
@@ -151,38 +127,38 @@ INLINE void rows_of(long M, const float *a, long row, long step, const float *b,
     }
 }
 
-/* `rows` ≤ LANES rows of w, LANES numbers each, turned, the other columns zero: three rounds of exchanges between pairs of
+/* `rows` ≤ 8 rows of w, 8 numbers each, turned, the other columns zero: three rounds of exchanges between pairs of
    rows. */
 INLINE void turn(const float *w, long ld, int rows, float *b) {
-    vec r[LANES], t[LANES];
-    for (int j = 0; j < LANES; j++) r[j] = j < rows ? load(w + j * ld) : all(0.0f);
-    for (int j = 0; j < LANES; j += 2) {
-        t[j] = __builtin_shuffle(r[j], r[j + 1], (ivec){0, 8, 2, 10, 4, 12, 6, 14});
-        t[j + 1] = __builtin_shuffle(r[j], r[j + 1], (ivec){1, 9, 3, 11, 5, 13, 7, 15});
+    eight r[8], t[8];
+    for (int j = 0; j < 8; j++) r[j] = j < rows ? *(const eight *)(w + j * ld) : (eight){0};
+    for (int j = 0; j < 8; j += 2) {
+        t[j] = __builtin_shuffle(r[j], r[j + 1], (order){0, 8, 2, 10, 4, 12, 6, 14});
+        t[j + 1] = __builtin_shuffle(r[j], r[j + 1], (order){1, 9, 3, 11, 5, 13, 7, 15});
     }
-    for (int j = 0; j < LANES; j += 4)
+    for (int j = 0; j < 8; j += 4)
         for (int i = 0; i < 2; i++) {
-            r[j + i] = __builtin_shuffle(t[j + i], t[j + i + 2], (ivec){0, 1, 8, 9, 4, 5, 12, 13});
-            r[j + i + 2] = __builtin_shuffle(t[j + i], t[j + i + 2], (ivec){2, 3, 10, 11, 6, 7, 14, 15});
+            r[j + i] = __builtin_shuffle(t[j + i], t[j + i + 2], (order){0, 1, 8, 9, 4, 5, 12, 13});
+            r[j + i + 2] = __builtin_shuffle(t[j + i], t[j + i + 2], (order){2, 3, 10, 11, 6, 7, 14, 15});
         }
     for (int i = 0; i < 4; i++) {
-        store(b + i * NR, __builtin_shuffle(r[i], r[i + 4], (ivec){0, 1, 2, 3, 8, 9, 10, 11}));
-        store(b + (i + 4) * NR, __builtin_shuffle(r[i], r[i + 4], (ivec){4, 5, 6, 7, 12, 13, 14, 15}));
+        *(eight *)(b + i * NR) = __builtin_shuffle(r[i], r[i + 4], (order){0, 1, 2, 3, 8, 9, 10, 11});
+        *(eight *)(b + (i + 4) * NR) = __builtin_shuffle(r[i], r[i + 4], (order){4, 5, 6, 7, 12, 13, 14, 15});
     }
 }
 
 /* The panel b[k, j] = w[j, k] of `width` ≤ NR rows of w, the other columns zero. */
 INLINE void pack_rows(const float *w, long ld, int width, long K, float *b) {
-    for (int j = 0; j < NR; j += LANES) {
+    for (int j = 0; j < NR; j += 8) {
         long k = 0;
-        if (j + LANES <= width)
-            for (; k + LANES <= K; k += LANES) turn(w + j * ld + k, ld, LANES, b + k * NR + j);
+        if (j + 8 <= width)
+            for (; k + 8 <= K; k += 8) turn(w + j * ld + k, ld, 8, b + k * NR + j);
         else if (j < width)
-            for (; k + LANES <= K; k += LANES) turn(w + j * ld + k, ld, width - j, b + k * NR + j);
+            for (; k + 8 <= K; k += 8) turn(w + j * ld + k, ld, width - j, b + k * NR + j);
         else
-            for (; k < K; k++) store(b + k * NR + j, all(0.0f));
+            for (; k < K; k++) *(eight *)(b + k * NR + j) = (eight){0};
         for (; k < K; k++)
-            for (int i = j; i < j + LANES; i++) b[k * NR + i] = i < width ? w[i * ld + k] : 0.0f;
+            for (int i = j; i < j + 8; i++) b[k * NR + i] = i < width ? w[i * ld + k] : 0.0f;
     }
 }
 

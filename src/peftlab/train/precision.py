@@ -14,7 +14,7 @@ import torch
 
 from peftlab import native
 from peftlab.errors import UserError
-from peftlab.processor import tiles_hidden
+from peftlab.processor import intel, tiles_hidden
 
 
 def pick_device() -> torch.device:
@@ -29,17 +29,26 @@ def pick_precision(wanted: str, device: torch.device) -> str:
     integers = device.type == "cpu" and native.INTEGERS
     if wanted == "int16" and not integers:
         raise UserError(
-            "train.precision: int16 needs peftlab's kernels on an AMD processor with AVX2 and without AVX-512; "
+            "train.precision: int16 needs peftlab's kernels, and either AVX-512 and VNNI or an AMD with AVX2; "
             "a run that began in it goes on there, a new one may have fp32 or bf16"
         )
     if wanted != "auto":
         return wanted
+    if integers and not tiles():
+        return "int16"
+    return "bf16" if bf16_pays(device) else "fp32"
+
+
+def bf16_pays(device: torch.device) -> bool:
+    """Whether products in bf16 are faster than in fp32; on a processor of Intel's only with tiles."""
     if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    if device.type == "cpu" and fast and not tiles_hidden():
-        return "bf16"
-    return "int16" if integers else "fp32"
+        return torch.cuda.is_bf16_supported()
+    return device.type == "cpu" and (tiles() or (torch.cpu._is_avx512_bf16_supported() and not intel()))
+
+
+def tiles() -> bool:
+    """Whether the processor multiplies whole tiles of bf16 at once (AMX)."""
+    return torch.cpu._is_amx_tile_supported() and not tiles_hidden()
 
 
 def computing_in(precision: str, device: torch.device, again: bool = False) -> AbstractContextManager[object]:
