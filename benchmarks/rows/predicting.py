@@ -34,13 +34,14 @@ def ours(side: str, texts: list[Any], labels: tuple[str, ...], settings: Setting
     base = adapt(peftlab.load(settings.base), peftlab.LoRA(rank=8), head)
     base.model.eval()
     peftlab.merge(base.model, ADAPTER)
-    labeller = Labeller(base, configured("lora", settings))
+    labeller = Labeller(base, configured("lora", settings).completed())
     lengths = [len(base.tokenizer.encode([text], max_length=labeller.length, truncate=True).ids[0]) for text in texts]
     return Repeated(
         lambda: [answer["label"] for answer in answers(labeller, iter(texts))],
         base.model,
         tokens=sum(lengths),
         flops=predicting(base.config, lengths),
+        precision=labeller.precision,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from peftlab import native
 from peftlab.errors import UserError
 from peftlab.native.product import linear_gelu
-from peftlab.train.precision import pick_precision
+from peftlab.train.precision import pick_answering, pick_precision
 
 pytestmark = pytest.mark.skipif(native.LIBRARY is None, reason="the kernels were not built, or this is not AVX2")
 
@@ -145,5 +145,6 @@ def test_it_is_chosen_where_the_kernels_have_it(monkeypatch):
     for there, precision in ((True, "int16"), (False, "fp32")):
         monkeypatch.setattr(native, "INTEGERS", there)
         assert pick_precision("auto", CPU) == precision
+    assert [pick_answering(trained, CPU) for trained in ("int16", "bf16", "fp32")] == ["fp32"] * 3
     with pytest.raises(UserError, match=r"train\.precision: int16 needs .* fp32 or bf16"):
         pick_precision("int16", CPU)

@@ -29,7 +29,7 @@ def finished(tmp_path_factory):
     """A function that gives the folder of a short run, made once for all tests of this file."""
     file, made = write_films(tmp_path_factory.mktemp("data") / "films.csv"), {}
     task = {"name": str(file), "text": "review", "label": "verdict", "max_length": MAX_LENGTH}
-    short = {"steps": 4, "batch": 8, "evaluations": 1, "threads": 1}
+    short = {"steps": 4, "batch": 8, "evaluations": 1, "threads": 1, "precision": "fp32"}  # as the others compute
 
     def folder_of(name: str, pool: str = "mean", **settings) -> Path:
         key = (name, pool, *settings.items())

@@ -12,7 +12,7 @@ import torch
 from small import BAD, GOOD, bits, films, write_films
 
 import peftlab
-from peftlab import cli
+from peftlab import cli, native
 from peftlab.data.examples import Examples
 from peftlab.data.files import write_manifest
 from peftlab.errors import UserError
@@ -196,6 +196,20 @@ def test_an_opened_run_predicts_what_it_predicted(method, file, tmp_path):
     assert base.model.active == ("mine",)
     answering = predict.open_finished(tmp_path / "run").base.model
     assert not any(parameter.requires_grad for parameter in answering.parameters())  # the kernels keep what is frozen
+
+
+@pytest.mark.skipif(not native.INTEGERS, reason="no run is trained in int16 on this processor")
+def test_a_run_in_int16_answers_in_it_and_elsewhere_in_fp32(file, tmp_path, monkeypatch):
+    run(config(file, "lora", lr=1e-3, precision="int16"), tmp_path / "run")
+    lines = [f"a film number {i}, and a good one to see" for i in range(40)]
+    found = {}
+    for integers in (True, False):
+        monkeypatch.setattr(native, "INTEGERS", integers)
+        trained = predict.open_finished(tmp_path / "run")
+        assert trained.precision == ("int16" if integers else "fp32")
+        found[integers] = torch.tensor([answer["logits"] for answer in answers(trained, iter(lines))])
+    assert not torch.equal(found[True], found[False])
+    torch.testing.assert_close(found[True], found[False], rtol=0, atol=5e-3)
 
 
 def test_the_first_lines_are_answered_soon_and_many_at_once(monkeypatch):

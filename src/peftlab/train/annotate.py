@@ -21,6 +21,7 @@ from peftlab.tasks import parse, tag
 from peftlab.train.artefact import ADAPTER
 from peftlab.train.asking import ask
 from peftlab.train.config import Sentences
+from peftlab.train.precision import pick_answering, pick_device
 
 Given = str | tuple[str, str] | Sentence
 """a text, two that belong together, or a sentence that is split already"""
@@ -29,10 +30,10 @@ NOTHING = "_"
 
 
 class Annotator(ABC):
-    """A finished model that answers for words."""
+    """A finished model that answers for words, and was trained in a precision."""
 
-    def __init__(self, base: Base, asked: Sentences) -> None:
-        self.base = base
+    def __init__(self, base: Base, asked: Sentences, trained: str = "fp32") -> None:
+        self.base, self.precision = base, pick_answering(trained, pick_device())
         self.names: tuple[str, ...] = base.model.adapters[ADAPTER].head.names
         self.length = min(asked.max_length, base.room)
 
@@ -66,7 +67,7 @@ class WordTagger(Annotator):
     def annotate(self, sentences: list[Sentence]) -> tuple[tag.Encoded, list[dict[str, Any]]]:
         rows = [Tagged(each.words, [tag.NO_TAG] * len(each.places), each.path, each.line) for each in sentences]
         encoded, bio = tag.encode(self.base.tokenizer, rows, self.names, self.length), tag.is_bio(self.names)
-        found = ask(self.base.model, encoded, tag.Tag(self.names, bio).judge, "fp32")
+        found = ask(self.base.model, encoded, tag.Tag(self.names, bio).judge, self.precision)
         answers = []
         for row, tags in zip(rows, found, strict=True):
             missing = ["O" if bio else NOTHING] * (len(row.words) - len(tags))
@@ -80,7 +81,7 @@ class TreeParser(Annotator):
     def annotate(self, sentences: list[Sentence]) -> tuple[parse.Encoded, list[dict[str, Any]]]:
         unknown = [parse.unknown_tree(len(each.places)) for each in sentences]
         encoded = parse.encode(self.base.tokenizer, sentences, unknown, self.names, self.length)
-        found = ask(self.base.model, encoded, parse.Parse(self.names).judge, "fp32")
+        found = ask(self.base.model, encoded, parse.Parse(self.names).judge, self.precision)
         answers = []
         for sentence, short in zip(sentences, found, strict=True):
             tree = parse.completed(short, len(sentence.places))

@@ -39,6 +39,13 @@ def pick_precision(wanted: str, device: torch.device) -> str:
     return "bf16" if bf16_pays(device) else "fp32"
 
 
+def pick_answering(trained: str, device: torch.device) -> str:
+    """What a run that was trained in a precision answers in: int16, in which it was tested too, where that can be had
+    here, and else fp32.
+    """
+    return "int16" if trained == "int16" and device.type == "cpu" and native.INTEGERS else "fp32"
+
+
 def bf16_pays(device: torch.device) -> bool:
     """Whether products in bf16 are faster than in fp32; on a processor of Intel's only with tiles."""
     if device.type == "cuda":

@@ -34,6 +34,7 @@ from peftlab.train.asking import ask
 from peftlab.train.config import Config
 from peftlab.train.memory import keep_freed, settled
 from peftlab.train.order import sorted_batches
+from peftlab.train.precision import pick_answering, pick_device
 from peftlab.train.translating import search, translate
 from peftlab.train.writing import room
 
@@ -57,6 +58,7 @@ class Labeller:
     def __init__(self, base: Base, config: Config) -> None:
         self.base, self.config = base, config
         self.names = base.model.adapters[ADAPTER].head.names
+        self.precision = pick_answering(config.train.precision, pick_device())
 
     @property
     def length(self) -> int:
@@ -71,7 +73,7 @@ class Labeller:
     def answer(self, lines: list[Line], before: int) -> Iterator[Answer]:
         """An answer for each line; `before` them so many were read."""
         with settled():
-            logits = torch.stack(ask(self.base.model, self.read(lines), Classify().judge, "fp32"))
+            logits = torch.stack(ask(self.base.model, self.read(lines), Classify().judge, self.precision))
         found = zip(lines, logits.argmax(1).tolist(), logits.softmax(1).tolist(), logits.tolist(), strict=True)
         for text, best, probabilities, scores in found:
             named = dict(zip(self.names, probabilities, strict=True))
@@ -227,9 +229,9 @@ def open_finished(folder: Path) -> Trained:
     if ADAPTER in base.model.adapters and not unmergeable(base.model, ADAPTER):
         merge(base.model, ADAPTER)  # a change of weights costs nothing then
     if config.tag is not None:
-        return WordTagger(base, config.tag)
+        return WordTagger(base, config.tag, config.train.precision)
     if config.parse is not None:
-        return TreeParser(base, config.parse)
+        return TreeParser(base, config.parse, config.train.precision)
     if config.translate is not None:
         return Translator(base, config)
     if config.images is not None:
