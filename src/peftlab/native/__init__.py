@@ -1,8 +1,8 @@
 """Kernels in C for what torch does slowly on a processor: products of a few rows, attention over short texts, dropout.
 
 They are built when the package is installed, where there is a C compiler (`hatch_build.py`), and used where the
-processor has AVX2. Elsewhere, and with `PEFTLAB_NATIVE=0`, torch computes the same: each file of `layers/` that has a
-kernel has torch's way beside it. The kernels share torch's own threads.
+processor has AVX2 or AVX-512. Elsewhere, and with `PEFTLAB_NATIVE=0`, torch computes the same: each file of `layers/`
+that has a kernel has torch's way beside it. The kernels share torch's own threads.
 
 A sum in another order is rounded otherwise. So a model that is called computes with torch, to the bit as the published
 ones do, and the kernels are for work: training, predicting and writing turn them on.

@@ -259,8 +259,8 @@ class Train(Section):
     tensorboard: bool = False
     """also write TensorBoard's files (pip install 'peftlab[tensorboard]')"""
     precision: Literal["auto", "fp32", "bf16", "int16"] = "auto"
-    """auto: bf16 where the processor computes with it, and int16 where our own kernels multiply by frozen weights with
-    16-bit integers"""
+    """auto: int16 where our own kernels multiply by frozen weights with 16-bit integers, bf16 where that is faster than
+    fp32; a finished run in int16 also answers in it, every other in fp32"""
     threads: int | None = Field(None, ge=1)
     """None: all cores; it changes sums in their last bits, so it is part of a run"""
     seed: int = Field(0, ge=0, lt=2**32)
