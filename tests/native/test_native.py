@@ -197,3 +197,15 @@ def test_it_can_be_turned_off():
     code = "from peftlab import native; print(native.LIBRARY)"
     environment = {**os.environ, "PEFTLAB_NATIVE": "0"}
     assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True).strip() == "None"
+
+
+@settings(deadline=None, max_examples=40)
+@given(R=st.integers(1, 5), T=st.sampled_from([1, 5, 16, 17, 40]), N=sizes, K=st.integers(1, 100), r=st.integers(1, 30))
+def test_changes_of_low_rank_that_differ_from_row_to_row(R, T, N, K, r):
+    x, A, B, scale = torch.randn(R, T, K), torch.randn(R, r, K), torch.randn(R, N, r), torch.randn(R, 1, 1)
+    y = torch.randn(R, T, N)
+    exact = y.double() + (x.double() @ A.double().mT * scale.double()) @ B.double().mT
+    native.add_changes(y, x, A, B, scale)
+    close(y, exact)
+    with pytest.raises(AssertionError):
+        native.add_changes(y, x, A.repeat(2, 1, 1), B, scale)

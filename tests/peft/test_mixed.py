@@ -7,6 +7,7 @@ import torch
 from examples import FIVE, METHODS, add, batch, row, shake, small
 
 import peftlab
+from peftlab import native
 from peftlab.data.batch import Batch
 from peftlab.errors import UserError
 
@@ -122,7 +123,8 @@ def test_rows_may_not_choose_while_something_is_merged():
         model(batch(3, 3), adapters=["lora", None])
 
 
-def test_real_weights_in_single_precision(minilm):
+@pytest.mark.parametrize("kernels", [False, True])
+def test_real_weights_in_single_precision(minilm, kernels):
     base = peftlab.load(minilm)
     methods = {"lora": peftlab.LoRA(), "adapter": peftlab.Adapter(), "prompt": peftlab.Prompt(), "none": peftlab.Head()}
     methods |= {"p": peftlab.PTuning(), "prefix": peftlab.Prefix(), "dora": peftlab.LoRA(dora=True)}
@@ -133,7 +135,7 @@ def test_real_weights_in_single_precision(minilm):
                 shake(addition.parameters(), 0.02)
     texts = ["a film", "what a long and winding film this was", "no", "yes, it is", "a b c", "fine.", "so-so", "hm"]
     b, names = base.encode(texts), [*methods, None]
-    with torch.no_grad():
+    with torch.no_grad(), native.computing(kernels):
         mixed = base.model(b, adapters=names)
         for i, name in enumerate(names):
             peftlab.activate(base.model, [] if name is None else [name])

@@ -148,7 +148,12 @@ class Linear(nn.Linear):
         if frozen is not None and frozen.change is not None:
             again = torch.is_grad_enabled() or native.keeps(self.weight)
             return LowRankProduct.apply(x, frozen.weight, frozen.bias, *frozen.change, again)
-        return self.site(x, product(x, self.weight, self.bias), self.weight, self.bias, route)
+        y = product(x, self.weight, self.bias)
+        rows = None if torch.is_grad_enabled() else self.site.low_ranks(route)
+        if rows is not None and native.fits(x, rows.A) and y.is_contiguous():
+            native.add_changes(y, x, *rows)
+            return y
+        return self.site(x, y, self.weight, self.bias, route)
 
     @property
     def learns(self) -> bool:

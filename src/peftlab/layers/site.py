@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.errors import UserError
-from peftlab.layers.addition import Addition, KeysValues, Logits, States, Virtual
+from peftlab.layers.addition import Addition, KeysValues, Logits, LowRanks, States, Virtual
 
 
 @dataclass(frozen=True, order=True)
@@ -161,6 +161,11 @@ class LinearSite(Site):
         for change in changes:
             y = y + change
         return y
+
+    def low_ranks(self, route: Route | None) -> LowRanks | None:
+        """A change of low rank a row, where these are all that acts."""
+        acting = () if route is None else self.acting(route)
+        return getattr(acting[0], "low_ranks", None) if len(acting) == 1 else None
 
 
 class KVSite(Site):

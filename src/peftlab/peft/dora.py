@@ -61,6 +61,7 @@ class MixedDoRA(MixedLoRA):
 
     magnitude: Tensor
     here: Tensor
+    low_ranks = None
 
     def __call__(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         sB = self.B * self.scale

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from peftlab.errors import UserError, unknown
-from peftlab.layers.addition import Addition, LowRank, stack
+from peftlab.layers.addition import Addition, LowRank, LowRanks, stack
 from peftlab.layers.dropout import dropout
 from peftlab.layers.linear import Linear, product
 from peftlab.models.model import Place
@@ -218,6 +218,11 @@ class MixedLoRA:
     A: Tensor
     B: Tensor
     scale: Tensor
+
+    @property
+    def low_ranks(self) -> LowRanks | None:
+        """For a linear map that adds them itself, and does not call this."""
+        return LowRanks(self.A, self.B, self.scale)
 
     def __call__(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows = x if x.ndim == 3 else x[:, None]  # the pooler sees one token a row
