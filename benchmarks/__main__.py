@@ -45,7 +45,7 @@ def main() -> None:
         "--precision",
         choices=("auto", "fp32", "bf16", "int16"),
         default="auto",
-        help="ours; bf16 is the peer's best's, too",
+        help="ours; the peer at its best has bf16 where it pays, unless this is fp32",
     )
     parser.add_argument("--compile", action="store_true", help="torch.compile for the peer at its best")
     given = parser.parse_args()

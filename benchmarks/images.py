@@ -32,7 +32,7 @@ from peftlab.tasks.classify import Classify, Pictured
 from peftlab.train.config import Train
 from peftlab.train.loop import Training
 from peftlab.train.memory import keep_freed
-from peftlab.train.precision import pick_precision
+from peftlab.train.precision import bf16_pays
 
 LABELS, ROWS, GOAL = 10, 256, 1.2
 
@@ -77,8 +77,8 @@ def main() -> None:
         serve(given)
         return
     precisions = [given.precision] if given.precision else ["fp32", "bf16"]
-    if pick_precision("auto", torch.device("cpu")) != "bf16" and "bf16" in precisions:
-        slow = "this processor does not compute in bf16, which takes many times as long"
+    if not bf16_pays(torch.device("cpu")) and "bf16" in precisions:
+        slow = "on this processor bf16 is slower than fp32"
         print(f"{slow}{'' if given.precision else ': fp32 alone, unless --precision bf16'}", file=sys.stderr)
         precisions = precisions if given.precision else ["fp32"]
     found = [

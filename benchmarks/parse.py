@@ -34,6 +34,7 @@ from peftlab.train.artefact import adapt
 from peftlab.train.config import Parse
 from peftlab.train.order import sorted_batches
 from peftlab.train.parsing import read_trees
+from peftlab.train.precision import pick_precision
 from peftlab.train.predict import CHUNK, open_finished
 
 BATCH = 32
@@ -90,7 +91,7 @@ def untrained(sentences: Sequence[Sentence], layers: int | None) -> TreeParser:
     base = adapt(load("minilm").shallow(layers), LoRA(), Parser(names))
     for parameter in parser_of(base.model).parameters():
         torch.nn.init.normal_(parameter, std=0.05)
-    return TreeParser(base, Parse())
+    return TreeParser(base, Parse(), pick_precision("auto", torch.device("cpu")))
 
 
 def parse(trained: TreeParser, sentences: Sequence[Sentence], size: int) -> float:

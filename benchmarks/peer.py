@@ -59,7 +59,7 @@ def how(side: str, settings: Settings) -> How:
     """The peer as it comes (`default`), or at its best."""
     if side == "default":
         return How()
-    bf16 = settings.precision != "fp32" and bf16_pays(torch.device("cpu"))
+    bf16 = settings.precision == "bf16" or (settings.precision != "fp32" and bf16_pays(torch.device("cpu")))
     return How(grouped=True, bf16=bf16, fused=True, inference_mode=True, compiled=settings.compile)
 
 

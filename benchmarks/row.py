@@ -16,7 +16,7 @@ class Settings:
     """as for `peftlab train`: a short name, a folder or a file"""
     threads: int = 2
     precision: Literal["auto", "fp32", "bf16", "int16"] = "auto"
-    """ours, and bf16 also of the peer at its best; auto: as `peftlab train` has it"""
+    """ours; auto: as `peftlab train` has it. The peer at its best has bf16 where that pays, unless this is fp32"""
     compile: bool = False
     """whether the peer at its best is compiled"""
     quick: bool = False

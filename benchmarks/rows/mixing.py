@@ -1,6 +1,6 @@
 """64 rows that name their own LoRA, out of those that are loaded: against the bare base, and `peft`'s mixed batches.
 
-The bare base stands where the other rows have the peer as it comes. All compute in one precision.
+The bare base stands where the other rows have the peer as it comes, and computes in the precision of the mix.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def build(side: str, asked: dict[str, Any], settings: Settings) -> Contestant:
     mix = random.Random(0).sample(names, ROWS) if len(names) >= ROWS else [names[i % len(names)] for i in range(ROWS)]
     precision = pick_precision(settings.precision, torch.device("cpu"))
     if side == "best":
-        return theirs(names, mix, precision, settings)
+        return theirs(names, mix, settings)
     model, batch = loaded(settings.base, names if side == "ours" else []), made_up()
     given = {"adapters": mix} if side == "ours" else {}
 
@@ -39,10 +39,13 @@ def build(side: str, asked: dict[str, Any], settings: Settings) -> Contestant:
     return Repeated(work, model, tokens=ROWS * TOKENS, flops=flops, precision=precision)
 
 
-def theirs(names: list[str], mix: list[str], precision: str, settings: Settings) -> Contestant:
+def theirs(names: list[str], mix: list[str], settings: Settings) -> Contestant:
     import peft
     import transformers
 
+    from benchmarks.peer import how
+
+    best = how("best", settings)
     stock = transformers.AutoModel.from_pretrained(fetch_base(settings.base))
     config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["query", "value"])
     model = peft.get_peft_model(stock, config, adapter_name=names[0])
@@ -51,9 +54,8 @@ def theirs(names: list[str], mix: list[str], precision: str, settings: Settings)
     batch = made_up()
     inputs = {"input_ids": batch.ids, "attention_mask": batch.mask.long()}
 
-    @torch.inference_mode()
     def work() -> None:
-        with computing_in(precision, torch.device("cpu")):
+        with best.answering, best.computing:
             model(**inputs, adapter_names=mix)
 
     return Repeated(work, model)

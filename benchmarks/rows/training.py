@@ -110,8 +110,7 @@ class Ours(Contestant):
             done = train(new, Checkpoints(Path(folder), "race"), Stop(), lambda line: None)
             seconds = time.perf_counter() - start
         flops = training(new.model.config, new.lengths, self.method, self.epochs)
-        frozen = self.method != "full" or new.precision != "int16"  # which is for frozen weights alone
-        return Turn(seconds, done.tokens, flops, new.precision if frozen else "fp32")
+        return Turn(seconds, done.tokens, flops, new.precision)
 
 
 class Theirs(Contestant):

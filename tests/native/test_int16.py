@@ -145,6 +145,7 @@ def test_it_is_chosen_where_the_kernels_have_it(monkeypatch):
     for there, precision in ((True, "int16"), (False, "fp32")):
         monkeypatch.setattr(native, "INTEGERS", there)
         assert pick_precision("auto", CPU) == precision
-    assert [pick_answering(trained, CPU) for trained in ("int16", "bf16", "fp32")] == ["fp32"] * 3
+        assert pick_precision("auto", CPU, frozen=False) == "fp32"
+        assert [pick_answering(trained, CPU) for trained in ("int16", "bf16", "fp32")] == [precision, "fp32", "fp32"]
     with pytest.raises(UserError, match=r"train\.precision: int16 needs .* fp32 or bf16"):
         pick_precision("int16", CPU)

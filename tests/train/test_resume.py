@@ -202,7 +202,9 @@ def test_what_was_left_to_the_machine_stays_as_it_was(tiny, films_file, tmp_path
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
     here = pick_precision("auto", pick_device())
     there = "fp32" if here == "bf16" else "bf16"
-    monkeypatch.setattr("peftlab.train.config.pick_precision", lambda wanted, _: there if wanted == "auto" else wanted)
+    monkeypatch.setattr(
+        "peftlab.train.config.pick_precision", lambda wanted, *_, **__: there if wanted == "auto" else wanted
+    )
     result = run(config, tmp_path / "run")
     assert result["precision"] == here
     assert "threads = 3" in (tmp_path / "run" / "config.toml").read_text()

@@ -212,6 +212,11 @@ def test_a_run_in_int16_answers_in_it_and_elsewhere_in_fp32(file, tmp_path, monk
     torch.testing.assert_close(found[True], found[False], rtol=0, atol=5e-3)
 
 
+def test_a_run_without_frozen_weights_is_not_in_int16_by_itself(file, tmp_path):
+    result = run(config(file, "full", lr=1e-3, steps=1), tmp_path / "run")
+    assert result["precision"] == predict.open_finished(tmp_path / "run").precision == "fp32"
+
+
 def test_the_first_lines_are_answered_soon_and_many_at_once(monkeypatch):
     class Counting(Labeller):
         reads = 8

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import ctypes
 import os
+from pathlib import Path
 from typing import Any
 
 from peftlab.native.building import KINDS, library
 from peftlab.processor import facts
 
-NEEDED = {
-    "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"},
-    "avx2": {"avx2", "fma"},
-}
+AVX2 = {"avx2", "fma", "bmi2"}
+NEEDED = {"avx512": AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"}, "avx2": AVX2}
 """what a processor of each kind can do, in Linux's words"""
 
 
-def kind() -> str | None:
-    """The best kind of kernels that were built, that this processor can run, and that are wanted: `PEFTLAB_NATIVE` may
-    name one, or be 0.
+def find() -> tuple[str, Path] | tuple[None, None]:
+    """The best kind of kernels that were built and that this processor can run, and their file. `PEFTLAB_NATIVE` may be
+    the only one that is wanted, or 0 for none.
     """
     wanted, able = os.environ.get("PEFTLAB_NATIVE"), set(facts().get("flags", "").split())
-    fit = [name for name in KINDS if NEEDED[name] <= able and library(name).is_file()]
-    return next((name for name in fit if wanted in (None, "", name)), None)
+    for kind in [wanted] if wanted in KINDS else KINDS if wanted != "0" else ():
+        if NEEDED[kind] <= able and (file := library(kind)).is_file():
+            return kind, file
+    return None, None
 
 
-KIND = kind()
-LIBRARY: Any = None if KIND is None else ctypes.CDLL(str(library(KIND)))
-NAME = "torch's" if KIND is None else library(KIND).stem
+KIND, FILE = find()
+LIBRARY: Any = None if FILE is None else ctypes.CDLL(str(FILE))
+NAME = "torch's" if FILE is None else FILE.stem
 """what computes, as a comparison tells it"""
-LANES = 0 if KIND is None else LIBRARY.lanes()
-"""numbers of a vector"""
 TALL = KIND == "avx512" or facts().get("vendor_id") == "AuthenticAMD"
 """whether products of many rows are the kernels' too: with AVX2 they were measured to be faster than MKL's on an AMD"""
 INTEGERS = KIND is not None and TALL
@@ -47,4 +46,4 @@ def declare(name: str, *arguments: Any, gives: Any = None) -> None:
 def enough(failed: int) -> None:
     """What a kernel gives that needs memory of its own."""
     if failed:
-        raise MemoryError("not enough memory for attention")
+        raise MemoryError("not enough memory for a kernel")

@@ -19,6 +19,9 @@ static waiting within(float *kept, const shape *s) {
     return (waiting){kept, kept + size, weights, s->keep ? weights + scores : weights};
 }
 
+/* A head's scores are padded to a multiple of this. */
+EXPORT long panel(void) { return NR; }
+
 /* What a thread needs. */
 static long needed(const shape *s) {
     long H = s->Tq, D = H * s->d, wide = padded(s->Tk);

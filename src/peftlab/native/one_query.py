@@ -5,18 +5,16 @@ Shapes: B rows, H heads, T tokens, d width of a head, D = H · d.
 
 from __future__ import annotations
 
-from ctypes import POINTER, c_void_p
+from ctypes import POINTER, c_long, c_void_p
 
 import torch
 from torch import Tensor
 
 from peftlab.native.attention import Shape, shape_of
-from peftlab.native.library import LANES, LIBRARY, declare, enough
+from peftlab.native.library import LIBRARY, declare, enough
 from peftlab.native.product import address
 
-PANEL = 2 * LANES
-"""a head's scores are padded to a multiple of this"""
-
+declare("panel", gives=c_long)
 declare("ask_tokens", *[c_void_p] * 5, POINTER(Shape), *[c_void_p] * 2, gives=enough)
 declare("ask_tokens_back", *[c_void_p] * 6, POINTER(Shape), *[c_void_p] * 7, gives=enough)
 
@@ -37,7 +35,8 @@ def ask_tokens(
     """
     (B, H, d), T = q.shape, x.shape[1]
     shape, _mask = shape_of((B, 1, H, T, d), scale, mask, keep, growth)
-    mixed, kept = torch.empty_like(q), q.new_empty(2 * B * H * (H * d + -(-T // PANEL) * PANEL))
+    panel = LIBRARY.panel()  # to a multiple of which a head's scores are padded
+    mixed, kept = torch.empty_like(q), q.new_empty(2 * B * H * (H * d + -(-T // panel) * panel))
     LIBRARY.ask_tokens(*map(address, (q, x, k, v, bias)), shape, kept.data_ptr(), mixed.data_ptr())
     return mixed, kept
 

@@ -138,9 +138,6 @@ static void thin(const float *x, const float *w, const float *bias, float *y, lo
         for (long n = 0; n < N; n += COLUMNS) strip(x, w, bias, y, m, least(M, m + FEW), n, N, K);
 }
 
-/* The numbers of a vector. */
-EXPORT long lanes(void) { return LANES; }
-
 /* The bytes of w [N, K] as y = x wᵀ wants it, or `across` as g w does: in panels of numbers, the last one whole, or of integers. */
 EXPORT long packed_size(long N, long K, int across, int integers) {
     long columns = across ? K : N, depth = across ? N : K;

@@ -32,7 +32,7 @@ NOTHING = "_"
 class Annotator(ABC):
     """A finished model that answers for words, and was trained in a precision."""
 
-    def __init__(self, base: Base, asked: Sentences, trained: str = "fp32") -> None:
+    def __init__(self, base: Base, asked: Sentences, trained: str) -> None:
         self.base, self.precision = base, pick_answering(trained, pick_device())
         self.names: tuple[str, ...] = base.model.adapters[ADAPTER].head.names
         self.length = min(asked.max_length, base.room)

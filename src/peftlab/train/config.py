@@ -259,8 +259,9 @@ class Train(Section):
     tensorboard: bool = False
     """also write TensorBoard's files (pip install 'peftlab[tensorboard]')"""
     precision: Literal["auto", "fp32", "bf16", "int16"] = "auto"
-    """auto: int16 where our own kernels multiply by frozen weights with 16-bit integers, bf16 where that is faster than
-    fp32; a finished run in int16 also answers in it, every other in fp32"""
+    """auto: bf16 where a GPU, or a processor by tiles, is fast with it; int16 where weights are frozen and our own
+    kernels multiply by them with 16-bit integers; else fp32. A labeller, tagger or parser that was trained in int16
+    answers in it, too, all others in fp32"""
     threads: int | None = Field(None, ge=1)
     """None: all cores; it changes sums in their last bits, so it is part of a run"""
     seed: int = Field(0, ge=0, lt=2**32)
@@ -320,9 +321,10 @@ class Config(Section):
         started = self.train if before is None else before.train
         # not asked for again: a machine that lacks what a finished run had can still read it
         kept = self.train.precision == "auto" and started.precision != "auto"
+        frozen = not method.trains_base
         found = {
             "lr": self.train.lr or (method.lr if self.model is None else FRESH),
-            "precision": started.precision if kept else pick_precision(self.train.precision, pick_device()),
+            "precision": started.precision if kept else pick_precision(self.train.precision, pick_device(), frozen),
             "threads": self.train.threads or started.threads or torch.get_num_threads(),
         }
         settings = {key: value for key, value in asdict(method).items() if value is not None}

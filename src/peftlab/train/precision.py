@@ -1,5 +1,5 @@
-"""Device and precision, chosen by what there is: CUDA, MPS or CPU; bf16 where the processor computes with it, and int16
-where our own kernels do.
+"""Device and precision, chosen by what there is: CUDA, MPS or CPU; int16 where our own kernels have it, bf16 where that
+is faster than fp32.
 
 In bf16 what is multiplied is rounded to 8 bits. In int16 products with frozen weights are computed with 16-bit
 integers, whose sums are exact (native/int16.c): it differs from fp32 a tenth as much, and everything that learns is in
@@ -24,8 +24,8 @@ def pick_device() -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def pick_precision(wanted: str, device: torch.device) -> str:
-    """fp32, bf16 or int16."""
+def pick_precision(wanted: str, device: torch.device, frozen: bool = True) -> str:
+    """fp32, bf16 or int16; by itself int16 only for what has `frozen` weights."""
     integers = device.type == "cpu" and native.INTEGERS
     if wanted == "int16" and not integers:
         raise UserError(
@@ -34,14 +34,14 @@ def pick_precision(wanted: str, device: torch.device) -> str:
         )
     if wanted != "auto":
         return wanted
-    if integers and not tiles():
+    if integers and frozen and not tiles():
         return "int16"
     return "bf16" if bf16_pays(device) else "fp32"
 
 
 def pick_answering(trained: str, device: torch.device) -> str:
     """What a run that was trained in a precision answers in: int16, in which it was tested too, where that can be had
-    here, and else fp32.
+    here; and else fp32.
     """
     return "int16" if trained == "int16" and device.type == "cpu" and native.INTEGERS else "fp32"
 
