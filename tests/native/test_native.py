@@ -202,10 +202,14 @@ def test_it_can_be_turned_off():
 @settings(deadline=None, max_examples=40)
 @given(R=st.integers(1, 5), T=st.sampled_from([1, 5, 16, 17, 40]), N=sizes, K=st.integers(1, 100), r=st.integers(1, 30))
 def test_changes_of_low_rank_that_differ_from_row_to_row(R, T, N, K, r):
-    x, A, B, scale = torch.randn(R, T, K), torch.randn(R, r, K), torch.randn(R, N, r), torch.randn(R, 1, 1)
-    y = torch.randn(R, T, N)
-    exact = y.double() + (x.double() @ A.double().mT * scale.double()) @ B.double().mT
-    native.add_changes(y, x, A, B, scale)
+    x, y = torch.randn(R, T, K), torch.randn(R, T, N)
+    rows = [(torch.randn(r + b, K), torch.randn(N, r + b), 0.7 + b) if b != 1 else None for b in range(R)]
+    changes = [
+        0.0 if row is None else (x[b].double() @ row[0].double().mT * row[2]) @ row[1].double().mT
+        for b, row in enumerate(rows)
+    ]
+    exact = torch.stack([y[b].double() + change for b, change in enumerate(changes)])
+    native.add_changes(y, x, rows)
     close(y, exact)
     with pytest.raises(AssertionError):
-        native.add_changes(y, x, A.repeat(2, 1, 1), B, scale)
+        native.add_changes(y, x, [*rows, None])

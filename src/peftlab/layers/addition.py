@@ -61,17 +61,6 @@ class LowRank(NamedTuple):
     scale: float
 
 
-class LowRanks(NamedTuple):
-    """Such a change a row of a batch."""
-
-    A: Tensor
-    """[b, r, in]"""
-    B: Tensor
-    """[b, out, r]"""
-    scale: Tensor
-    """[b, 1, 1]"""
-
-
 class Thin(NamedTuple):
     """A thin network that learns and is added to what it reads: y + scale · (W₂ · gelu(W₁y + b₁) + b₂)."""
 

@@ -149,9 +149,9 @@ class Linear(nn.Linear):
             again = torch.is_grad_enabled() or native.keeps(self.weight)
             return LowRankProduct.apply(x, frozen.weight, frozen.bias, *frozen.change, again)
         y = product(x, self.weight, self.bias)
-        rows = None if torch.is_grad_enabled() else self.site.low_ranks(route)
-        if rows is not None and native.fits(x, rows.A) and y.is_contiguous():
-            native.add_changes(y, x, *rows)
+        rows = None if torch.is_grad_enabled() or not native.fits(x, y) else self.site.low_ranks(route)
+        if rows is not None and all(native.reads(t) for row in rows if row is not None for t in row[:2]):
+            native.add_changes(y, x, rows)
             return y
         return self.site(x, y, self.weight, self.bias, route)
 

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from peftlab.errors import UserError
-from peftlab.layers.addition import Addition, KeysValues, Logits, LowRanks, States, Virtual
+from peftlab.layers.addition import Addition, KeysValues, Logits, LowRank, States, Virtual
 
 
 @dataclass(frozen=True, order=True)
@@ -162,8 +162,8 @@ class LinearSite(Site):
             y = y + change
         return y
 
-    def low_ranks(self, route: Route | None) -> LowRanks | None:
-        """A change of low rank a row, where these are all that acts."""
+    def low_ranks(self, route: Route | None) -> Sequence[LowRank | None] | None:
+        """For each row its change of low rank, where these are all that acts."""
         acting = () if route is None else self.acting(route)
         return getattr(acting[0], "low_ranks", None) if len(acting) == 1 else None
 

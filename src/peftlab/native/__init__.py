@@ -40,7 +40,7 @@ from peftlab.native.product import (
     packed,
 )
 from peftlab.native.sublayer import Asked, Dropped, attended, attended_back, fed_forward, fed_forward_back
-from peftlab.native.switch import computing, fits, keeps, takes
+from peftlab.native.switch import computing, fits, keeps, reads, takes
 
 __all__ = [
     "FEW",
@@ -82,5 +82,6 @@ __all__ = [
     "linear_weight",
     "log_softmax",
     "packed",
+    "reads",
     "takes",
 ]

@@ -46,6 +46,11 @@ def takes(x: Tensor) -> bool:
     return LIBRARY is not None and x.dtype is torch.float32 and x.is_cpu
 
 
+def reads(t: Tensor) -> bool:
+    """Whether they can read a tensor where it lies."""
+    return takes(t) and t.is_contiguous()
+
+
 def fits(x: Tensor, y: Tensor) -> bool:
     """Whether they are to compute with both; of nothing torch knows better what it is."""
     there = x.numel() > 0 and y.numel() > 0

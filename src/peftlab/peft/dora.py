@@ -48,8 +48,7 @@ class DoRALinear(LoRALinear):
         return self.stretch(weight)[:, None] * (weight + self.change(weight.dtype)), bias
 
     def mixed(self, rows: Sequence[LoRALinear | None], size: int) -> Callable[..., Tensor]:
-        plain = super().mixed(rows, size)
-        assert isinstance(plain, MixedLoRA)
+        plain = self.stacked(rows, size)
         lengths = stack([row.magnitude if isinstance(row, DoRALinear) else None for row in rows], self.magnitude)
         here = torch.tensor([row is not None for row in rows], device=lengths.device)
         return MixedDoRA(plain.A, plain.B, plain.scale, lengths, here[:, None])
@@ -61,7 +60,6 @@ class MixedDoRA(MixedLoRA):
 
     magnitude: Tensor
     here: Tensor
-    low_ranks = None
 
     def __call__(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         sB = self.B * self.scale

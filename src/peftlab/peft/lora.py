@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from peftlab import native
 from peftlab.errors import UserError, unknown
-from peftlab.layers.addition import Addition, LowRank, LowRanks, stack
+from peftlab.layers.addition import Addition, LowRank, stack
 from peftlab.layers.dropout import dropout
 from peftlab.layers.linear import Linear, product
 from peftlab.models.model import Place
@@ -190,6 +191,12 @@ class LoRALinear(Addition):
         return weight + self.change(weight.dtype), bias
 
     def mixed(self, rows: Sequence[LoRALinear | None], size: int) -> Callable[..., Tensor]:
+        if native.fits(self.A, self.B) and not torch.is_grad_enabled():
+            return LoRARows(self, rows, size)
+        return self.stacked(rows, size)
+
+    def stacked(self, rows: Sequence[LoRALinear | None], size: int) -> MixedLoRA:
+        """The matrices of all rows in two tensors."""
         A = stack([None if row is None else row.A for row in rows], self.A, size)
         B = stack([None if row is None else row.B for row in rows], self.B, size, dim=1)
         scale = A.new_tensor([0.0 if row is None else row.scale for row in rows])
@@ -219,12 +226,26 @@ class MixedLoRA:
     B: Tensor
     scale: Tensor
 
-    @property
-    def low_ranks(self) -> LowRanks | None:
-        """For a linear map that adds them itself, and does not call this."""
-        return LowRanks(self.A, self.B, self.scale)
-
     def __call__(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows = x if x.ndim == 3 else x[:, None]  # the pooler sees one token a row
         change = (rows @ self.A.mT * self.scale) @ self.B.mT
         return change if x.ndim == 3 else change[:, 0]
+
+
+@dataclass(frozen=True)
+class LoRARows:
+    """The same, for our own kernels, which read the matrices where they lie."""
+
+    like: LoRALinear
+    rows: Sequence[LoRALinear | None]
+    size: int
+
+    @property
+    def low_ranks(self) -> list[LowRank | None]:
+        """Of each row, for a linear map that adds them itself."""
+        # `row.A` is `Module.__getattr__`, which takes as long as all the rest of this
+        of = [None if row is None else (row._parameters["A"], row._parameters["B"], row.scale) for row in self.rows]
+        return [None if row is None else LowRank(*row) for row in of]  # type: ignore[arg-type]
+
+    def __call__(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self.like.stacked(self.rows, self.size)(x, y, weight, bias)
