@@ -17,7 +17,7 @@ from peftlab.native.switch import SWITCH, takes
 UNPACKED = 16
 """rows up to which a product packs nothing"""
 FEW = 48
-"""rows up to which a product is the kernels' on any processor; of more than these MKL is as fast on those of Intel"""
+"""rows up to which a product is the kernels' on any processor; of more MKL is as fast on an Intel with AVX2"""
 NAMES = {
     (integers, across): f"{'integers' if integers else 'packed'}_{across}"
     for integers in (False, True)
