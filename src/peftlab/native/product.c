@@ -12,7 +12,7 @@
 
 #include "int16.h"
 
-enum { DEPTH = 384, GROUP = 2, TALL = 96, FEW = 16, NARROW = 24, WORTH = 40000 };
+enum { DEPTH = 384, GROUP = 16 / LANES, TALL = 96, FEW = 16, NARROW = 24, WORTH = 40000 };
 /* of K at once; panels that are packed at once; rows of x that go through them at once; rows, and columns, up to which
    nothing is packed; multiplications that are worth a second thread */
 
