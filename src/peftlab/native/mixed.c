@@ -1,5 +1,5 @@
 /* Changes of low rank that differ from row to row of a batch, added to what a frozen matrix gave: y[b] += (x[b] Aᵀ · s) Bᵀ. The
-   matrices are read where they lie: to gather them takes longer than to multiply by them.
+   matrices are read where they lie: to gather them takes nearly as long as to multiply by them.
 
    Shapes: R rows of T tokens, x [R, T, K], y [R, T, N]; a row's own A [r, K] and B [N, r]. */
 

@@ -1,7 +1,7 @@
 /* Matrix products: y = x wᵀ + b of a linear map, x's gradient g w, and w's, gᵀ x.
 
-   Of many rows, w's panels are packed and stay in the first-level cache, a block of x in the second one. They are packed
-   by the way, or once for all products with a w that is frozen: of a hundred rows packing takes a third of the time. Of
+   Of many rows, w's panels are packed and stay in the first-level cache (with AVX-512 in the second one), a block of x in
+   the second one. They are packed by the way, or once for all products with a w that is frozen: of a hundred rows packing takes a third of the time. Of
    a few rows, as a step of writing has them, or of a few columns, as LoRA has them, packing would take longer than the
    product: both operands are read along K, where they lie, and each number is a sum over a vector's lanes.
 

@@ -243,7 +243,7 @@ class LoRARows:
     @property
     def low_ranks(self) -> list[LowRank | None]:
         """Of each row, for a linear map that adds them itself."""
-        # `row.A` is `Module.__getattr__`, which takes as long as all the rest of this
+        # `row.A` would be `Module.__getattr__`, a fiftieth of the whole pass where rows are many
         of = [None if row is None else (row._parameters["A"], row._parameters["B"], row.scale) for row in self.rows]
         return [None if row is None else LowRank(*row) for row in of]  # type: ignore[arg-type]
 
