@@ -23,8 +23,9 @@ SIGNS = (
 )
 MEMORY, LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 """where Linux tells what there is, and a container how much of it may be taken"""
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""as malloc.h numbers them"""
+TRIM_THRESHOLD, MMAP_MAX = -1, -4
+"""as malloc.h numbers them: the free bytes from which the library's store is made smaller, and how many pieces of memory
+may come from the system and not from the store"""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -56,11 +57,11 @@ def keep_freed() -> None:
     """Let the C library keep the memory that a step frees for the next one, where it is glibc.
 
     Otherwise it goes back to the system after each large tensor, and the next one is cleared page by page: a tenth of
-    a step. 32 MiB is the most that glibc takes from its own store and not from the system.
+    a step. So all of it is to come from the library's own store, the gradient of a vocabulary of 50 MB, too.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
-        library.mallopt(MMAP_THRESHOLD, 32 << 20)
+        library.mallopt(MMAP_MAX, 0)
         library.mallopt(TRIM_THRESHOLD, 2**31 - 1)
 
 
@@ -68,7 +69,7 @@ def return_freed() -> None:
     """Give it back, now and from now on: where memory has run out, others need it, such as oneDNN for its code."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
-        library.mallopt(MMAP_THRESHOLD, 128 << 10)
+        library.mallopt(MMAP_MAX, 1 << 16)
         library.mallopt(TRIM_THRESHOLD, 128 << 10)
         library.malloc_trim(0)
 
