@@ -131,7 +131,7 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
         loss = backward(model, classify.Classify(), data, rows, SETTINGS.accumulate, "bf16" if given.bf16 else "fp32")
         torch.nn.utils.clip_grad_norm_(trainable, SETTINGS.clip)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         done += 1
         return len(rows) * max(lengths[row] for row in rows), loss
 

@@ -104,7 +104,7 @@ def our_step(model: Any, task: Task, data: MaskedRows, config: Config, precision
         loss = backward(model, task, data, rows, 1, precision)
         torch.nn.utils.clip_grad_norm_(trained, config.train.clip)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         return loss
 
     return step

@@ -1,6 +1,9 @@
-"""The rate against its formula, and which parameters decay."""
+"""The rate against its formula, the update against torch's, and which parameters decay."""
 
 import itertools
+import subprocess
+import sys
+from copy import deepcopy
 from typing import get_args
 
 import pytest
@@ -60,3 +63,41 @@ def test_some_parameters_have_a_rate_of_their_own():
     groups = adamw(parameters, 1.0, 0.5, dict.fromkeys(head.parameters(), 0.1)).param_groups
     rates = {id(parameter): group["peak"] for group in groups for parameter in group["params"]}
     assert [rates[id(parameter)] for parameter in parameters] == [1.0, 1.0, 0.1, 0.1]
+
+
+def test_the_update_is_that_of_torch():
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    theirs = deepcopy(ours)
+    mine = adamw(ours.parameters(), 0.01, 0.1)
+    groups = [{"params": [p for p in theirs.parameters() if p.ndim == n]} for n in (2, 1)]
+    stock = torch.optim.AdamW(
+        [{**groups[0], "weight_decay": 0.1}, {**groups[1], "weight_decay": 0.0}], lr=0.01, fused=True
+    )
+    for step in range(5):
+        learned = 2 if step == 2 else 0  # once the first layer has no gradient, and stays as it is
+        for model in (ours, theirs):
+            x = torch.randn(4, 7 if learned else 5, generator=torch.Generator().manual_seed(step))
+            model[learned:](x).square().sum().backward()
+        for optimizer in (mine, stock):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01 * (5 - step)
+            optimizer.step()
+            optimizer.zero_grad()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(a, b)
+            assert a.grad is None
+
+
+def test_it_does_not_import_the_compiler():
+    code = """
+import sys, torch
+from torch import nn
+from peftlab.train.optim import adamw
+layer = nn.Linear(3, 3)
+layer(torch.ones(2, 3)).sum().backward()
+nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+adamw(layer.parameters(), 1.0, 0.5).step()
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -125,7 +125,7 @@ class Training:
             done.losses.append(loss)
         else:
             self.refuse(rows)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         done.seconds += time.perf_counter() - start
         done.tokens += sum(self.lengths[row] for row in rows)
 
@@ -140,7 +140,7 @@ class Training:
                     raise
             if self.progress.parts >= len(rows):
                 raise UserError("memory does not suffice for a single row: try shorter rows, or a smaller model")
-            self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad()
             return_freed()
             set_random_state(random, self.device)
             self.progress.parts *= 2
@@ -202,7 +202,7 @@ class Training:
                 self.best[name].copy_(state.tensors[f"best.{name}"])
                 if name in state.facts["adam"]:
                     self.optimizer.state[parameter] = {
-                        "step": torch.tensor(state.facts["adam"][name]),
+                        "step": torch.tensor(state.facts["adam"][name], device=self.device),
                         **{key: state.tensors[f"{key}.{name}"].to(self.device) for key in ("exp_avg", "exp_avg_sq")},
                     }
         set_random_state(state.facts["random"], self.device)
