@@ -148,10 +148,11 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
     """Run what is not done yet; gives what the runs in `out` make together."""
     make_folder(out)
     with writing_to(out), locked(out):
+        if question.budget is None:  # which may take the time of some steps
+            make_ready()
         base, base_hash = load(question.base), base_fingerprint(question.base)
         question.check_base(base.model)
         jobs = question.jobs(out)
-        make_ready()  # not before: a budget may have taken the time of some steps
         base.shallow(jobs[0].config.layers)
         works: dict[str, Comparable] = {}
         hashes = {question.base: base_hash}

@@ -8,6 +8,7 @@ crash is a row that says so, not the end. Runs that are done are recognised by t
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,9 @@ from peftlab.train.stop import stopping
 from peftlab.train.work import Comparable
 
 POLL = 0.2
-"""seconds between two looks at the processes"""
-PRELOADED = ["peftlab.compare.grid", "torch._dynamo", "sklearn.metrics"]
-"""what a run takes seconds to import (the second comes with torch's optimizers): imported once, then forked"""
+"""seconds between two looks at the processes, where none of them ends"""
+PRELOADED = ["peftlab.compare.grid", "sklearn.metrics"]
+"""what a run takes seconds to import: imported once, then forked"""
 
 KINDS = ("task", "tag", "parse", "images")
 """sections of a configuration on which methods can be compared"""
@@ -167,7 +169,7 @@ def run_grid(jobs: Sequence[Job], workers: int, watch: Callable[[Sequence[Job]],
                 while waiting and sum(job.state == "running" for job in jobs) < workers:
                     start(waiting.pop(0), threads)
                 watch(jobs)
-                time.sleep(POLL)
+                wait([job.process.sentinel for job in jobs if job.state == "running" and job.process], POLL)
         finally:
             running = [job.process for job in jobs if job.process is not None and job.process.is_alive()]
             for process in running:
@@ -195,6 +197,7 @@ def start(job: Job, threads: int) -> None:
 
 def train_alone(folder: Path, threads: int, environment: dict[str, str], like: Comparable | None) -> None:
     """The run of a folder, in a process of its own; what it says goes into its log."""
+    gc.freeze()  # what was imported before it is no garbage
     os.environ.update(environment)
     with (folder / "log.txt").open("wb") as log:
         for stream in (1, 2):
