@@ -24,8 +24,8 @@ SIGNS = (
 MEMORY, LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 """where Linux tells what there is, and a container how much of it may be taken"""
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
-"""as malloc.h numbers them: the free bytes from which the library's store is made smaller, and how many pieces of memory
-may come from the system and not from the store"""
+"""as malloc.h numbers them: the free bytes from which the library's store is made smaller, and how many pieces may come
+from the system and not from that store"""
 
 
 def out_of_memory(error: BaseException) -> bool:
