@@ -148,11 +148,13 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
     """Run what is not done yet; gives what the runs in `out` make together."""
     make_folder(out)
     with writing_to(out), locked(out):
-        if question.budget is None:  # which may take the time of some steps
+        question.check(question.named)
+        if question.budget is None:  # which may take the time of some steps, and they are to be alone
             make_ready()
         base, base_hash = load(question.base), base_fingerprint(question.base)
         question.check_base(base.model)
         jobs = question.jobs(out)
+        make_ready()
         base.shallow(jobs[0].config.layers)
         works: dict[str, Comparable] = {}
         hashes = {question.base: base_hash}

@@ -202,7 +202,7 @@ class Training:
                 self.best[name].copy_(state.tensors[f"best.{name}"])
                 if name in state.facts["adam"]:
                     self.optimizer.state[parameter] = {
-                        "step": torch.tensor(state.facts["adam"][name], device=self.device),
+                        "step": torch.tensor(state.facts["adam"][name], dtype=torch.float32, device=self.device),
                         **{key: state.tensors[f"{key}.{name}"].to(self.device) for key in ("exp_avg", "exp_avg_sq")},
                     }
         set_random_state(state.facts["random"], self.device)

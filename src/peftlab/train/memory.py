@@ -23,9 +23,9 @@ SIGNS = (
 )
 MEMORY, LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 """where Linux tells what there is, and a container how much of it may be taken"""
-TRIM_THRESHOLD, MMAP_MAX = -1, -4
-"""as malloc.h numbers them: the free bytes from which the library's store is made smaller, and how many pieces may come
-from the system and not from that store"""
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
+"""as malloc.h numbers them: the free bytes from which the library's store is made smaller, those from which on a piece
+comes from the system and not from that store, and how many pieces may"""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -70,6 +70,7 @@ def return_freed() -> None:
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.mallopt(MMAP_MAX, 1 << 16)
+        library.mallopt(MMAP_THRESHOLD, 128 << 10)
         library.mallopt(TRIM_THRESHOLD, 128 << 10)
         library.malloc_trim(0)
 
