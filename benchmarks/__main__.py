@@ -61,22 +61,22 @@ def main() -> None:
     )
     found: list[dict[str, Any]] = []
     told: list[str] = []
-    stopped = False
+    ended = 0
     try:
         for row in rows:
             figures = raced(row, settings, kept)
             found.append(figures)
             told += regressions(figures, kept)
-    except KeyboardInterrupt:  # a race takes hours: what it found is not lost
-        stopped = True
-        print(f"stopped: {len(found)} of {len(rows)} rows are raced", file=sys.stderr)
+    except (KeyboardInterrupt, SystemExit) as why:  # a race takes hours: what it found is not lost
+        ended = 130 if isinstance(why, KeyboardInterrupt) else 1
+        print(f"{str(why) or 'stopped'}: {len(found)} of {len(rows)} rows are raced", file=sys.stderr)
     if given.json:
         print(json.dumps(found, indent=1))
     else:
         show(found, settings)
     for sentence in told:
         print(sentence, file=sys.stderr)
-    sys.exit(130 if stopped else 1 if told else 0)
+    sys.exit(ended or (1 if told else 0))
 
 
 def raced(row: Row, settings: Settings, kept: list[dict[str, Any]]) -> dict[str, Any]:

@@ -169,10 +169,13 @@ def test_a_row_that_lost_is_raced_again(monkeypatch, tmp_path, capsys, good, cod
     assert capsys.readouterr().err.count("once more") == min(good, 3) - 1
 
 
-def test_a_race_that_is_stopped_prints_the_rows_that_are_raced(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("why", "code", "told"), [(KeyboardInterrupt(), 130, "stopped"), (SystemExit("a side ended"), 1, "a side ended")]
+)
+def test_a_race_that_is_stopped_prints_the_rows_that_are_raced(monkeypatch, capsys, why, code, told):
     def run(row, settings, peaks):
         if row.name == "train-full":
-            raise KeyboardInterrupt
+            raise why
         return track.summary(row, TURNS, peaks)
 
     monkeypatch.setattr(command, "measured_peaks", lambda settings: {"fp32": 1e9})
@@ -180,10 +183,10 @@ def test_a_race_that_is_stopped_prints_the_rows_that_are_raced(monkeypatch, caps
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--rows", "train-lora,train-full", "--json"])
     with pytest.raises(SystemExit) as end:
         command.main()
-    assert end.value.code == 130
+    assert end.value.code == code
     printed = capsys.readouterr()
     assert [row["row"] for row in json.loads(printed.out)] == ["train-lora"]
-    assert "1 of 2 rows" in printed.err
+    assert f"{told}: 1 of 2 rows" in printed.err
 
 
 def test_table_has_every_row_and_says_whether_goals_are_met():
