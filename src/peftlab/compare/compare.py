@@ -19,6 +19,7 @@ from peftlab.compare.grid import Job, make_ready, plan, run_grid
 from peftlab.compare.results import Comparison
 from peftlab.compare.watch import watching
 from peftlab.data.files import make_folder, writing_to
+from peftlab.data.sources import fetch_base
 from peftlab.errors import UserError, unknown
 from peftlab.models.base import base_fingerprint, load
 from peftlab.models.model import Model
@@ -149,12 +150,13 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
     make_folder(out)
     with writing_to(out), locked(out):
         question.check(question.named)
+        folder = fetch_base(question.base).absolute()
         if question.budget is None:  # which may take the time of some steps, and they are to be alone
-            make_ready()
+            make_ready(folder)
         base, base_hash = load(question.base), base_fingerprint(question.base)
         question.check_base(base.model)
         jobs = question.jobs(out)
-        make_ready()
+        make_ready(folder)
         base.shallow(jobs[0].config.layers)
         works: dict[str, Comparable] = {}
         hashes = {question.base: base_hash}

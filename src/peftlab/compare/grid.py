@@ -1,9 +1,9 @@
 """The grid of a comparison: methods × tasks × seeds, each run a process of its own with its own folder.
 
 As many run at once as there are cores, each with its share of the threads: on small models two single-threaded runs
-finish sooner than one after the other with two threads. What all need is read once: modules, and all data but images. A
-crash is a row that says so, not the end. Runs that are done are recognised by the hash of their configuration and data
-(`train/run.py`) and are not run again.
+finish sooner than one after the other with two threads. What all need is read once: modules, the base, and all data but
+images. A crash is a row that says so, not the end. Runs that are done are recognised by the hash of their configuration
+and data (`train/run.py`) and are not run again.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from peftlab.compare.ready import READY, VARIABLE
 from peftlab.data.files import make_folder, write_text
 from peftlab.errors import Stopped, UserError, told
 from peftlab.peft import METHODS
@@ -34,7 +35,7 @@ from peftlab.train.work import Comparable
 POLL = 0.2
 """seconds between two looks at the processes, where none of them ends"""
 PRELOADED = ["peftlab.compare.grid", "sklearn.metrics"]
-"""what a run takes seconds to import: imported once, then forked"""
+"""what a run takes seconds to import, the base with it (ready.py): imported once, then forked"""
 
 KINDS = ("task", "tag", "parse", "images")
 """sections of a configuration on which methods can be compared"""
@@ -140,16 +141,21 @@ def processes() -> Any:
     return context
 
 
-def make_ready() -> None:
-    """Begin to import what all runs need, while there is something else to do; Ctrl-C does not disturb it there."""
+def make_ready(base: Path | None = None) -> None:
+    """Begin to import what all runs need, while there is something else to do; Ctrl-C does not disturb it there. They
+    also need a base, which is in a folder that is whole.
+    """
     if processes().get_start_method() == "forkserver":
         from multiprocessing import forkserver, resource_tracker  # which other systems have not
 
         resource_tracker.ensure_running()  # before: it would let signals through again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        if base is not None:
+            os.environ[VARIABLE] = str(base)
         try:
             forkserver.ensure_running()
         finally:
+            os.environ.pop(VARIABLE, None)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -206,6 +212,8 @@ def train_alone(folder: Path, threads: int, environment: dict[str, str], like: C
     with told():
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        if like is not None:
+            like.ready = READY
         run(read_config_file(folder / "asked.toml"), folder, like=like)
 
 

@@ -23,8 +23,8 @@ def watching() -> Iterator[Callable[[Sequence[Job]], None]]:
     """What to call with the jobs again and again."""
     console = Console(stderr=True)
     if console.is_terminal:
-        with Live(console=console, refresh_per_second=4) as live:
-            yield lambda jobs: live.update(table(jobs, console.height - 6))
+        with Live(console=console, auto_refresh=False) as live:  # a run may end before the next time
+            yield lambda jobs: live.update(table(jobs, console.height - 6), refresh=True)
     else:
         yield Lines()
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from torch import Tensor
 
@@ -126,6 +126,13 @@ class Base:
     def __repr__(self) -> str:
         tensors = {tensor.data_ptr(): tensor.numel() for tensor in self.model.base_state().values()}
         return f"Base({self.name!r}: {self.family}, {self.model.shape}, {sum(tensors.values()) / 1e6:.1f}M parameters)"
+
+
+class Loaded(NamedTuple):
+    """A base that is in memory, and the hash of what it was read from."""
+
+    base: Base
+    fingerprint: str
 
 
 def base_fingerprint(name: str | Path) -> str:

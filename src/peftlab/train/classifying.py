@@ -10,7 +10,7 @@ from typing import Any, Generic
 from peftlab.data.examples import Examples, Labelled, P, limit, split_stratified
 from peftlab.data.glue import first_rows, load_task
 from peftlab.errors import UserError
-from peftlab.models.base import Base, load
+from peftlab.models.base import Base
 from peftlab.models.heads import Classifier
 from peftlab.tasks.classify import Classify, Encoded, chosen, encode, scores
 from peftlab.tasks.task import Rows
@@ -100,7 +100,7 @@ class Classifying(Labelling[Examples]):
         return load_data(self.config)
 
     def open(self) -> Base:
-        return load(self.config.base)
+        return self.load_base()
 
     def encoded(self, part: Examples, training: bool = False) -> Encoded:
         return encode(self.base.tokenizer, part, min(self.config.task.max_length, self.base.room))

@@ -12,7 +12,6 @@ from peftlab.data.tagged import Tagged
 from peftlab.data.tokenizer import Tokenizer
 from peftlab.data.treebank import Treebank, load_sentences
 from peftlab.errors import UserError
-from peftlab.models.base import load
 from peftlab.models.heads import Labels
 from peftlab.tasks import parse, tag
 from peftlab.tasks.task import Tally, Task
@@ -92,7 +91,7 @@ class OnWords(Comparable, Generic[S]):
 
     def training(self) -> Training:
         method = self.config.build_method()
-        self.base = adapt(load(self.config.base).shallow(self.config.layers), method, self.head())
+        self.base = adapt(self.load_base().shallow(self.config.layers), method, self.head())
         longest = min(self.asked.max_length, self.base.room)
         self.encoded = {name: self.encode(self.base.tokenizer, part, longest) for name, part in self.data.parts.items()}
         rows, held = self.encoded["train"], self.encoded["validation"]

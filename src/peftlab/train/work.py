@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
 
 from peftlab.errors import UserError
-from peftlab.models.base import Base, base_fingerprint
+from peftlab.models.base import Base, Loaded, base_fingerprint, load
 from peftlab.train.artefact import save_trained, trained_folder
 from peftlab.train.config import Config
 from peftlab.train.loop import Training
@@ -26,6 +27,8 @@ class Work(ABC):
     """of the task, in results"""
     base: Base
     """what is trained, from `training` on"""
+    fingerprint = ""
+    """of the base, once it was hashed"""
 
     def __init__(self, config: Config) -> None:
         self.take(config)
@@ -42,7 +45,10 @@ class Work(ABC):
 
     def base_hash(self) -> tuple[str, ...]:
         """Of the base, where there is one."""
-        return () if self.config.model is not None else (base_fingerprint(self.config.base),)
+        if self.config.model is not None:
+            return ()
+        self.fingerprint = base_fingerprint(self.config.base)
+        return (self.fingerprint,)
 
     def prepare(self) -> Training:
         """The model with what is to be trained, and the rows to train on and to choose by."""
@@ -92,12 +98,20 @@ class Comparable(Work):
     """of which each row has one; none where a row holds several things to find, such as words or entities"""
     light = True
     """its data goes from process to process faster than it is read again"""
+    ready: Loaded | None = None
+    """a base that is there already, and may be changed"""
 
     def by(self, config: Config) -> Self:
         """The same work by another method, or with another seed: its data is there already."""
         other = copy(self)
         other.take(config)
         return other
+
+    def load_base(self) -> Base:
+        """What is to be trained, without its method."""
+        if self.ready is not None and self.ready.fingerprint == self.fingerprint:
+            return replace(self.ready.base, name=self.config.base)
+        return load(self.config.base)
 
     @abstractmethod
     def first(self, count: int) -> list[str]:
