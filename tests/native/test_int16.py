@@ -10,6 +10,7 @@ from torch import Tensor
 
 from peftlab import native
 from peftlab.errors import UserError
+from peftlab.layers import linear
 from peftlab.native.product import linear_gelu
 from peftlab.train.precision import pick_answering, pick_precision
 
@@ -46,7 +47,7 @@ def test_products_of_every_shape(M: int, N: int, K: int, bias: bool):
     x, w, g = torch.randn(M, K) * torch.rand(M, 1), torch.randn(N, K), torch.randn(M, N)
     b = torch.randn(N) if bias else None
     with native.computing(integers=True):
-        y, dx = native.linear(x, w, b, frozen=True), native.linear_input(g, w, frozen=True)
+        y, dx = native.linear(x, w, b, kept=True), native.linear_input(g, w, kept=True)
     # a number in the middle of two integers may be rounded to either, as its scale is
     torch.testing.assert_close(y.double(), product(x, w) + (0 if b is None else b), rtol=1e-4, atol=5e-3)
     torch.testing.assert_close(dx.double(), product(g, w.t().contiguous()), rtol=1e-4, atol=5e-3)
@@ -56,7 +57,7 @@ def test_products_of_every_shape(M: int, N: int, K: int, bias: bool):
 def test_it_is_ten_times_as_exact_as_bf16(N: int, K: int):
     x, w, g = torch.randn(200, K), torch.randn(N, K) * 0.05, torch.randn(200, N)
     with native.computing(integers=True):
-        ours = native.linear(x, w, frozen=True), native.linear_input(g, w, frozen=True)
+        ours = native.linear(x, w, kept=True), native.linear_input(g, w, kept=True)
     exact = x.double() @ w.double().t(), g.double() @ w.double()
     rounded = x.bfloat16().double() @ w.bfloat16().double().t(), g.bfloat16().double() @ w.bfloat16().double()
     for found, right, coarse in zip(ours, exact, rounded, strict=True):
@@ -70,7 +71,7 @@ def test_no_sum_is_too_large(size: float):
     """All of a row and a column as large as each other: the largest sum that there can be."""
     x, w = torch.full((20, 384), size), torch.cat([torch.ones(30, 384), -torch.ones(30, 384)])
     with native.computing(integers=True):
-        y = native.linear(x, w, frozen=True)
+        y = native.linear(x, w, kept=True)
     torch.testing.assert_close(y, F.linear(x, w), rtol=1e-3, atol=0.0)
 
 
@@ -78,7 +79,7 @@ def test_what_is_zero_stays_so_and_what_is_not_finite_is_told():
     x, w = torch.randn(60, 400), torch.randn(50, 400)
     x[3], x[5, 7], x[6, 399], w[9] = 0.0, float("nan"), float("inf"), 0.0
     with native.computing(integers=True):
-        y = native.linear(x, w, frozen=True)
+        y = native.linear(x, w, kept=True)
     assert (y[3] == 0).all()
     assert (y[:5, 9] == 0).all()
     broken = ~y.isfinite().all(1)
@@ -90,7 +91,7 @@ def test_what_is_zero_stays_so_and_what_is_not_finite_is_told():
 def test_few_rows(M: int):
     g, w = torch.randn(M, 385), torch.randn(385, 11)
     with native.computing(integers=True):
-        dx = native.linear_input(g, w, frozen=True)
+        dx = native.linear_input(g, w, kept=True)
         native.add_linear_input(more := torch.ones(M, 11), g, w)
     assert dx.shape == (M, 11)
     torch.testing.assert_close(dx, g @ w, rtol=1e-3, atol=2e-2)
@@ -100,10 +101,10 @@ def test_few_rows(M: int):
 def test_what_follows_a_product():
     x, w, b, g = torch.randn(90, 384), torch.randn(200, 384) * 0.05, torch.randn(200), torch.randn(90, 200)
     with native.computing(integers=True):
-        y, slope = linear_gelu(x, w, b, learning=True, frozen=True)
-        before = native.linear(x, w, b, frozen=True).requires_grad_()
-        steep = native.linear_input(g, w, slope=x, frozen=True)
-        flat = native.linear_input(g, w, frozen=True)
+        y, slope = linear_gelu(x, w, b, learning=True, kept=True)
+        before = native.linear(x, w, b, kept=True).requires_grad_()
+        steep = native.linear_input(g, w, slope=x, kept=True)
+        flat = native.linear_input(g, w, kept=True)
     expected = F.gelu(before)
     expected.sum().backward()
     torch.testing.assert_close(y, expected.detach(), rtol=1e-5, atol=1e-5)
@@ -118,8 +119,8 @@ def test_products_do_not_depend_on_the_threads_or_on_other_rows():
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             with native.computing(integers=True):
-                found.append(native.linear(x, w, frozen=True))
-                found.append(torch.cat([native.linear(part, w, frozen=True) for part in x.split(100)]))
+                found.append(native.linear(x, w, kept=True))
+                found.append(torch.cat([native.linear(part, w, kept=True) for part in x.split(100)]))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(other, found[0]) for other in found[1:])
@@ -128,14 +129,41 @@ def test_products_do_not_depend_on_the_threads_or_on_other_rows():
 def test_a_weight_is_kept_in_both_ways_and_followed_when_it_changes():
     x, w = torch.randn(60, 384), torch.nn.Parameter(torch.randn(50, 384), requires_grad=False)
     for _ in range(2):
-        numbers = native.linear(x, w, frozen=True)
+        numbers = native.linear(x, w, kept=True)
         with native.computing(integers=True):
-            integers = native.linear(x, w, frozen=True)
+            integers = native.linear(x, w, kept=True)
             assert native.packed(w, across=False) is native.packed(w, across=False)
         assert not torch.equal(numbers, integers)
         torch.testing.assert_close(numbers, integers, rtol=0.0, atol=0.05)
         w.mul_(2.0)
     native.forget(w)
+    assert vars(w) == {}
+
+
+@pytest.mark.skipif(not native.TALL, reason="torch computes such products on this processor")
+def test_a_weight_that_learns_is_followed_from_step_to_step():
+    learning = torch.nn.Linear(384, 200)
+    w, b, x = learning.weight, learning.bias, torch.randn(120, 384, requires_grad=True)
+    for _ in range(3):
+        with native.computing(integers=True):
+            y = linear.product(x, w, b)
+            found = torch.autograd.grad(y.square().sum(), (x, w, b))
+        assert not torch.equal(y, native.linear(x.detach(), w.detach(), b.detach()))
+        expected = F.linear(x, w, b)
+        gradients = torch.autograd.grad(expected.square().sum(), (x, w, b))
+        for ours, right in zip((y, *found), (expected, *gradients), strict=True):
+            assert (ours - right).norm() < 5e-4 * right.norm()
+        with torch.no_grad():
+            w.sub_(found[1], alpha=0.01)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(native.MANY - 1, 384), (native.MANY, native.WIDE - 1)])
+def test_what_learns_and_is_small_is_in_fp32(rows: int, width: int):
+    x, w = torch.randn(rows, 384), torch.randn(width, 384, requires_grad=True)
+    with native.computing():
+        numbers = linear.product(x, w)
+    with native.computing(integers=True):
+        assert torch.equal(linear.product(x, w), numbers)
     assert vars(w) == {}
 
 
@@ -145,7 +173,7 @@ def test_it_is_chosen_where_the_kernels_have_it(monkeypatch):
     for there, precision in ((True, "int16"), (False, "fp32")):
         monkeypatch.setattr(native, "INTEGERS", there)
         assert pick_precision("auto", CPU) == precision
-        assert pick_precision("auto", CPU, frozen=False) == "fp32"
+        assert pick_precision("auto", CPU, fresh=True) == "fp32"
         assert [pick_answering(trained, CPU) for trained in ("int16", "bf16", "fp32")] == [precision, "fp32", "fp32"]
     with pytest.raises(UserError, match=r"train\.precision: int16 needs .* fp32 or bf16"):
         pick_precision("int16", CPU)

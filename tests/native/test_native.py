@@ -54,8 +54,8 @@ def test_products_of_the_sizes_of_a_model():
 def test_a_weight_that_is_kept_packed_is_followed_when_it_changes(M: int, N: int):
     x, w, g = torch.randn(M, 500), torch.nn.Parameter(torch.randn(N, 500)), torch.randn(M, N)
     for _ in range(2):
-        assert torch.equal(native.linear(x, w, frozen=True), native.linear(x, w))
-        assert torch.equal(native.linear_input(g, w, frozen=True), native.linear_input(g, w))
+        assert torch.equal(native.linear(x, w, kept=True), native.linear(x, w))
+        assert torch.equal(native.linear_input(g, w, kept=True), native.linear_input(g, w))
         assert native.packed(w, across=False) is native.packed(w, across=False)
         with torch.no_grad():
             w.mul_(2)
@@ -63,12 +63,12 @@ def test_a_weight_that_is_kept_packed_is_followed_when_it_changes(M: int, N: int
 
 def test_a_weight_may_be_forgotten_that_a_fused_optimizer_changed():
     x, w = torch.randn(90, 50), torch.nn.Parameter(torch.randn(30, 50))
-    native.linear(x, w, frozen=True)
+    native.linear(x, w, kept=True)
     optimizer = torch.optim.AdamW([w], lr=0.1, fused=True)
     w.grad = torch.ones_like(w)
     optimizer.step()
     native.forget(w)
-    assert torch.equal(native.linear(x, w, frozen=True), native.linear(x, w))
+    assert torch.equal(native.linear(x, w, kept=True), native.linear(x, w))
 
 
 def test_products_do_not_depend_on_the_threads():

@@ -46,7 +46,7 @@ def through_gelu(x: Tensor, up: Linear, down: Linear) -> Tensor:
     """W₂ · gelu(W₁x + b₁) + b₂ with frozen matrices and no additions."""
     if torch.is_grad_enabled() and x.requires_grad:
         return ThroughGelu.apply(x, up.weight, up.bias, down.weight, down.bias)
-    return product(native.linear_gelu(x, up.weight, up.bias, frozen=native.keeps(up.weight))[0], down.weight, down.bias)
+    return product(native.linear_gelu(x, up.weight, up.bias, kept=native.keeps(up.weight, x))[0], down.weight, down.bias)
 
 
 class ThroughGelu(torch.autograd.Function):
@@ -54,13 +54,13 @@ class ThroughGelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
-        inner, slope = native.linear_gelu(x, up, up_bias, learning=True, frozen=True)
+        inner, slope = native.linear_gelu(x, up, up_bias, learning=True, kept=True)
         ctx.save_for_backward(slope, up, down)
-        return native.linear(inner, down, down_bias, frozen=True)
+        return native.linear(inner, down, down_bias, kept=True)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         slope, up, down = ctx.saved_tensors
-        inner = native.linear_input(gradient, down, slope, frozen=True)
-        return native.linear_input(inner, up, frozen=True), None, None, None, None
+        inner = native.linear_input(gradient, down, slope, kept=True)
+        return native.linear_input(inner, up, kept=True), None, None, None, None

@@ -30,7 +30,7 @@ def product(
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():
         return Product.apply(x, weight, bias)
-    kept = (again or native.keeps(weight)) and x.numel() > native.UNPACKED * x.shape[-1]
+    kept = (again or native.keeps(weight, x)) and x.numel() > native.UNPACKED * x.shape[-1]
     return native.linear(x, weight, bias, kept, over)
 
 
@@ -47,14 +47,15 @@ class Product(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         learns = ctx.needs_input_grad[1]
         ctx.save_for_backward(x if learns else None, weight)
-        return native.linear(x, weight, bias, frozen=not learns)
+        ctx.kept = not learns or native.keeps(weight, x)
+        return native.linear(x, weight, bias, kept=ctx.kept)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
-        dx = input_gradient(gradient, weight, frozen=not to_weight) if to_x else None
+        dx = input_gradient(gradient, weight, ctx.kept) if to_x else None
         dw = weight_gradient(gradient, x) if to_weight else None
         return dx, dw, bias_gradient(gradient) if to_bias else None
 
@@ -94,7 +95,7 @@ class LowRankProduct(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, scale: float, again: bool
     ) -> Tensor:
-        y, u = native.linear(x, weight, bias, frozen=again), native.linear(x, A).mul_(scale)
+        y, u = native.linear(x, weight, bias, kept=again), native.linear(x, A).mul_(scale)
         native.add_linear(y, u, B)
         ctx.save_for_backward(x, weight, A, B, u)
         ctx.scale = scale
@@ -105,7 +106,7 @@ class LowRankProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, A, B, u = ctx.saved_tensors
         to_x, _, _, to_A, to_B, _, _ = ctx.needs_input_grad
-        dx = native.linear_input(gradient, weight, frozen=True) if to_x else None
+        dx = native.linear_input(gradient, weight, kept=True) if to_x else None
         du = input_gradient(gradient, B).mul_(ctx.scale)
         if dx is not None:
             native.add_linear_input(dx, du, A)
@@ -113,11 +114,11 @@ class LowRankProduct(torch.autograd.Function):
         return dx, None, None, dA, dB, None, None
 
 
-def input_gradient(gradient: Tensor, weight: Tensor, frozen: bool = False) -> Tensor:
+def input_gradient(gradient: Tensor, weight: Tensor, kept: bool = False) -> Tensor:
     """[..., N], [N, K] → [..., K]; a thin matrix lies along its width, where the kernels are three times as fast."""
-    if weight.shape[1] <= THIN and not frozen:
+    if weight.shape[1] <= THIN and not kept:
         return native.linear(gradient, weight.t())
-    return native.linear_input(gradient, weight, frozen=frozen)
+    return native.linear_input(gradient, weight, kept=kept)
 
 
 def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
@@ -146,7 +147,7 @@ class Linear(nn.Linear):
             return product(x, found.weight, found.bias)
         frozen = self.frozen_map(route) if faster(x, self.weight) else None
         if frozen is not None and frozen.change is not None:
-            again = torch.is_grad_enabled() or native.keeps(self.weight)
+            again = torch.is_grad_enabled() or native.keeps(self.weight, x)
             return LowRankProduct.apply(x, frozen.weight, frozen.bias, *frozen.change, again)
         y = product(x, self.weight, self.bias)
         rows = None if torch.is_grad_enabled() or not native.fits(x, y) else self.site.low_ranks(route)

@@ -77,7 +77,7 @@ def in_one_step(
 
 def pays(x: Tensor, weight: Tensor) -> bool:
     """Whether it is worth to keep a weight as the kernels want it, which they do here."""
-    return torch.is_grad_enabled() or (native.keeps(weight) and x.numel() > native.UNPACKED * x.shape[-1])
+    return torch.is_grad_enabled() or (native.keeps(weight, x) and x.numel() > native.UNPACKED * x.shape[-1])
 
 
 def attended(

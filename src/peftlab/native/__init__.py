@@ -40,15 +40,17 @@ from peftlab.native.product import (
     packed,
 )
 from peftlab.native.sublayer import Asked, Dropped, attended, attended_back, fed_forward, fed_forward_back
-from peftlab.native.switch import computing, fits, keeps, reads, takes
+from peftlab.native.switch import MANY, WIDE, computing, fits, keeps, reads, takes
 
 __all__ = [
     "FEW",
     "INTEGERS",
     "LIBRARY",
+    "MANY",
     "NAME",
     "TALL",
     "UNPACKED",
+    "WIDE",
     "Asked",
     "Dropped",
     "add_changes",

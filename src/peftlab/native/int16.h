@@ -1,4 +1,4 @@
-/* Products with frozen matrices in 16-bit integers (int16.c). */
+/* Products with packed matrices in 16-bit integers (int16.c). */
 
 #ifndef PEFTLAB_INT16_H
 #define PEFTLAB_INT16_H

@@ -58,6 +58,7 @@ INLINE quad sums(vec a, vec b, vec c, vec d) { return sums_of_eight(halves(a), h
 INLINE vec largest(vec v) { return all(_mm512_reduce_max_ps(v)); }
 INLINE ivec whole_numbers(const uint8_t *bytes) { return (ivec)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)bytes)); }
 INLINE void put_past_caches(float *p, vec v) { _mm512_stream_ps(p, v); }
+INLINE ivec nearest_of(vec v) { return (ivec)_mm512_cvtps_epi32(v); }
 /* Two vectors as integers of 16 bits. */
 INLINE void store_rounded(int16_t *to, vec low, vec high) {
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(low)));
@@ -87,6 +88,7 @@ INLINE vec largest(vec v) {
 }
 INLINE ivec whole_numbers(const uint8_t *bytes) { return (ivec)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes)); }
 INLINE void put_past_caches(float *p, vec v) { _mm256_stream_ps(p, v); }
+INLINE ivec nearest_of(vec v) { return (ivec)_mm256_cvtps_epi32(v); }
 INLINE void store_rounded(int16_t *to, vec low, vec high) {
     __m256i both = _mm256_packs_epi32(_mm256_cvtps_epi32(low), _mm256_cvtps_epi32(high));
     _mm256_storeu_si256((__m256i *)to, _mm256_permute4x64_epi64(both, 0xd8)); /* halves were packed by turns */

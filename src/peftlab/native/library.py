@@ -33,7 +33,7 @@ NAME = "torch's" if FILE is None else FILE.stem
 TALL = KIND == "avx512" or facts().get("vendor_id") == "AuthenticAMD"
 """whether products of many rows are the kernels' too: with AVX2 they were measured to be faster than MKL's on an AMD"""
 INTEGERS = KIND is not None and TALL
-"""whether those with frozen weights may be in integers"""
+"""whether they may be in integers"""
 
 
 def declare(name: str, *arguments: Any, gives: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Products of a linear map and of its gradients (product.c), with frozen weights also in integers (int16.c).
+"""Products of a linear map and of its gradients (product.c), with weights that are kept also in integers (int16.c).
 
 Shapes: M rows, K inputs, N outputs.
 """
@@ -38,32 +38,32 @@ declare("linear_gelu", *[c_void_p] * 6, *[c_long] * 3)
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, frozen: bool = False, over: Tensor | None = None
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, kept: bool = False, over: Tensor | None = None
 ) -> Tensor:
-    """x [..., K], weight [N, K], bias [N] → [..., N]. A weight that is `frozen` is kept as the kernel wants it. The
+    """x [..., K], weight [N, K], bias [N] → [..., N]. A weight is `kept` as the kernel wants it, until it changes. The
     result is written `over` a tensor where that has the room: new memory of some megabytes takes long to ask for.
     """
     (N, K), x, weight = weight.shape, x.contiguous(), weight.contiguous()
-    y, panels = placed(over, x, N), packed(weight, False) if frozen else None
+    y, panels = placed(over, x, N), packed(weight, False) if kept else None
     LIBRARY.linear(*map(address, (x, weight, panels, bias, y)), x.numel() // K, N, K)
     return y
 
 
 def linear_gelu(
-    x: Tensor, weight: Tensor, bias: Tensor | None, learning: bool = False, frozen: bool = False
+    x: Tensor, weight: Tensor, bias: Tensor | None, learning: bool = False, kept: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """x [..., K], weight [N, K], bias [N] → GELU of the product [..., N], and its slope there where it learns."""
     (N, K), x, weight = weight.shape, x.contiguous(), weight.contiguous()
-    y, panels = x.new_empty(*x.shape[:-1], N), packed(weight, False) if frozen else None
+    y, panels = x.new_empty(*x.shape[:-1], N), packed(weight, False) if kept else None
     slope = torch.empty_like(y) if learning else None
     LIBRARY.linear_gelu(*map(address, (x, weight, panels, bias, y, slope)), x.numel() // K, N, K)
     return y, slope
 
 
-def linear_input(gradient: Tensor, weight: Tensor, slope: Tensor | None = None, frozen: bool = False) -> Tensor:
+def linear_input(gradient: Tensor, weight: Tensor, slope: Tensor | None = None, kept: bool = False) -> Tensor:
     """[..., N], [N, K] → x's gradient [..., K]; where x is a function of something with a slope, that one's."""
     (N, K), gradient, weight = weight.shape, gradient.contiguous(), weight.contiguous()
-    dx, panels = gradient.new_empty(*gradient.shape[:-1], K), packed(weight, True) if frozen else None
+    dx, panels = gradient.new_empty(*gradient.shape[:-1], K), packed(weight, True) if kept else None
     LIBRARY.linear_input(*map(address, (gradient, weight, panels, slope, dx)), gradient.numel() // N, N, K)
     return dx
 

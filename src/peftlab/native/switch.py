@@ -12,6 +12,10 @@ from torch import Tensor
 from peftlab.native.library import LIBRARY
 
 
+MANY, WIDE = 96, 128
+"""rows, and inputs and outputs, from which a matrix that learns is worth making integers of at each step"""
+
+
 class Switch(threading.local):
     """Whether this thread computes with the kernels, again with the same frozen weights, and has these in integers."""
 
@@ -34,11 +38,14 @@ def computing(on: bool = True, again: bool = False, integers: bool = False) -> I
         SWITCH.on, SWITCH.again, SWITCH.integers = before
 
 
-def keeps(weight: Tensor) -> bool:
-    """Whether a weight is worth keeping as the kernels want it; in integers every frozen one is, with gradients or
-    without, so that what is computed twice is the same.
+def keeps(weight: Tensor, x: Tensor) -> bool:
+    """Whether a weight is worth keeping as the kernels want it for xWᵀ; in integers every frozen one is, with gradients
+    or without, so that what is computed twice is the same, and one that learns where there are many rows: it is made
+    anew after each step.
     """
-    return (SWITCH.again or SWITCH.integers) and not weight.requires_grad
+    if weight.requires_grad:
+        return SWITCH.integers and min(weight.shape) >= WIDE and x.numel() >= MANY * x.shape[-1]
+    return SWITCH.again or SWITCH.integers
 
 
 def takes(x: Tensor) -> bool:

@@ -321,10 +321,10 @@ class Config(Section):
         started = self.train if before is None else before.train
         # not asked for again: a machine that lacks what a finished run had can still read it
         kept = self.train.precision == "auto" and started.precision != "auto"
-        frozen = not method.trains_base
+        fresh = self.model is not None
         found = {
             "lr": self.train.lr or (method.lr if self.model is None else FRESH),
-            "precision": started.precision if kept else pick_precision(self.train.precision, pick_device(), frozen),
+            "precision": started.precision if kept else pick_precision(self.train.precision, pick_device(), fresh),
             "threads": self.train.threads or started.threads or torch.get_num_threads(),
         }
         settings = {key: value for key, value in asdict(method).items() if value is not None}

@@ -75,7 +75,7 @@ class Training:
         heads = dict.fromkeys(model.head_parameters(), settings.head_lr or model.head_lr or self.lr)
         self.optimizer = adamw(self.trainable.values(), self.lr, settings.weight_decay, heads)
         self.device = next(iter(self.trainable.values())).device
-        self.precision = pick_precision(settings.precision, self.device, frozen=not method.trains_base)
+        self.precision = pick_precision(settings.precision, self.device)
         self.best = {name: p.detach().clone() for name, p in self.trainable.items()}
         self.progress = Progress(parts=settings.accumulate)
         self.keep(room_for(settings.cache))  # now: what a schedule freezes later is frozen for a while only

@@ -1,9 +1,9 @@
 """Device and precision, chosen by what there is: CUDA, MPS or CPU; int16 where our own kernels have it, bf16 where that
 is faster than fp32.
 
-In bf16 what is multiplied is rounded to 8 bits. In int16 products with frozen weights are computed with 16-bit
-integers, whose sums are exact (native/int16.c): it differs from fp32 a tenth as much, and everything that learns is in
-fp32.
+In bf16 what is multiplied is rounded to 8 bits. In int16 a layer's values, and their gradients, are multiplied with its
+weights as 16-bit integers, whose sums are exact (native/int16.c): it differs from fp32 a tenth as much. The gradients of
+weights, and whatever is small and learns, are in fp32.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def pick_device() -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def pick_precision(wanted: str, device: torch.device, frozen: bool = True) -> str:
-    """fp32, bf16 or int16; by itself int16 only for what has `frozen` weights."""
+def pick_precision(wanted: str, device: torch.device, fresh: bool = False) -> str:
+    """fp32, bf16 or int16; by itself no int16 for a `fresh` model, which has no base."""
     integers = device.type == "cpu" and native.INTEGERS
     if wanted == "int16" and not integers:
         raise UserError(
@@ -34,7 +34,7 @@ def pick_precision(wanted: str, device: torch.device, frozen: bool = True) -> st
         )
     if wanted != "auto":
         return wanted
-    if integers and frozen and not tiles():
+    if integers and not fresh and not tiles():
         return "int16"
     return "bf16" if bf16_pays(device) else "fp32"
 
