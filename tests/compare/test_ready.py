@@ -7,8 +7,8 @@ import pytest
 from small import bits, films, write_base
 
 from peftlab.compare import ready
-from peftlab.models.base import base_fingerprint
-from peftlab.train import work
+from peftlab.models.base import base_fingerprint, load
+from peftlab.train import classifying, work
 from peftlab.train.run import open_work, run
 
 FORKED = """
@@ -36,6 +36,28 @@ def test_a_base_that_is_there_is_not_read_again(tiny, films_file, tmp_path, monk
     monkeypatch.setattr(work, "load", lambda name: pytest.fail("it was read"))
     run(config, tmp_path / "has", like=like)
     assert bits(tmp_path / "has") == bits(tmp_path / "reads")
+
+
+def test_nothing_is_hashed_or_tokenised_again(tiny, films_file, tmp_path, monkeypatch):
+    config = films(tiny, films_file)
+    run(config, tmp_path / "alone")
+    like = open_work(config)
+    like.hashes()
+    like.share(load(tiny))
+    like.ready = ready.read(str(tiny))
+    monkeypatch.setattr(work, "base_fingerprint", lambda name: pytest.fail("it was hashed"))
+    monkeypatch.setattr(classifying, "encode", lambda *_: pytest.fail("it was tokenised"))
+    run(config, tmp_path / "shared", like=like)
+    assert bits(tmp_path / "shared") == bits(tmp_path / "alone")
+
+
+def test_texts_are_tokenised_again_where_fewer_tokens_may_stay(tiny, films_file, tmp_path):
+    config = films(tiny, films_file)
+    run(config, tmp_path / "alone")
+    like = open_work(config.model_copy(update={"task": config.task.model_copy(update={"max_length": 4})}))
+    like.share(load(tiny))
+    run(config, tmp_path / "other", like=like)
+    assert bits(tmp_path / "other") == bits(tmp_path / "alone")
 
 
 def test_another_base_than_was_asked_for_is_not_taken(tiny, minilm, films_file, tmp_path):

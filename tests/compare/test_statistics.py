@@ -11,6 +11,7 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from peftlab.compare.scores import average, majority_score, resample
 from peftlab.compare.statistics import Difference, _Law, collapsed, holm, judge
 from peftlab.errors import UserError
+from peftlab.tasks.metrics import scores
 
 EASE, OWN, NOISE, BASE = 2.0, 0.8, 1.2, 1.5
 """spread of the rows, of a method on a row, of a seed on a row; mean of a logit"""
@@ -62,6 +63,7 @@ def test_metrics_equal_scikit_learns(labels):
         observed = resample(gold, runs, labels, metric, resamples=1).observed
         expected = [[reference(gold, run) for run in seeds] for seeds in runs]
         np.testing.assert_allclose(observed, expected, atol=1e-12)
+        assert scores(runs[0, 0].tolist(), gold.tolist())[metric] == pytest.approx(expected[0][0])
         majority = np.full(60, np.bincount(gold).argmax())
         assert majority_score(gold, labels, metric) == pytest.approx(reference(gold, majority))
 

@@ -238,7 +238,6 @@ def test_where_memory_runs_out_steps_get_smaller_parts(tiny, films_file, tmp_pat
 
 STARVED = """
 import json, resource, sys
-import sklearn.metrics
 from pathlib import Path
 from peftlab.train import loop
 from peftlab.train.config import read_config_file

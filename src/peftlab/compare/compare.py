@@ -166,6 +166,8 @@ def compare(question: Question, out: Path, command: str = "") -> Comparison:
                 assert isinstance(work, Comparable)
                 show(work)
                 works[job.task], hashes[work.name] = work, work.hashes()[0]
+                if work.light:
+                    work.share(base)
             job.like = works[job.task] if works[job.task].light else None
             complete = settle(job.config, job.folder)
             build(base.model, complete.build_method(), None)

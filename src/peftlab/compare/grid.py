@@ -34,7 +34,7 @@ from peftlab.train.work import Comparable
 
 POLL = 0.2
 """seconds between two looks at the processes, where none of them ends"""
-PRELOADED = ["peftlab.compare.grid", "sklearn.metrics"]
+PRELOADED = ["peftlab.compare.grid"]
 """what a run takes seconds to import, the base with it (ready.py): imported once, then forked"""
 
 KINDS = ("task", "tag", "parse", "images")

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from peftlab.compare.scores import COUNTED, METRICS, Scores, average, majority_score, resample, resample_counts
+from peftlab.compare.scores import COUNTED, Scores, average, majority_score, resample, resample_counts
 from peftlab.compare.statistics import judge
 from peftlab.data.files import make_folder, write_text
 from peftlab.errors import UserError, unknown
+from peftlab.tasks.metrics import METRICS
 
 STATUSES = ("done", "collapsed", "failed")
 """trained, trained but learned nothing, no result; `note` says why"""

@@ -17,36 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from peftlab.errors import unknown
-
-Floats = NDArray[np.float64]
+from peftlab.tasks.metrics import METRICS, Floats, accuracy, macro_f1
 
 RESAMPLES = 2000
-
-
-def accuracy(gold: Floats, given: Floats, right: Floats) -> Floats:
-    """The share of rows that are right. Counts of each label: `gold` [K, R], `given` and `right` [P, K, R]."""
-    return right.sum(1) / gold.sum(0)
-
-
-def macro_f1(gold: Floats, given: Floats, right: Floats) -> Floats:
-    """The mean of the labels' F1, over the labels that occur; 0 where none does, as with sentences without entities."""
-    both = gold + given
-    return (2 * right / np.maximum(both, 1)).sum(1) / np.maximum((both > 0).sum(1), 1)
-
-
-def matthews(gold: Floats, given: Floats, right: Floats) -> Floats:
-    """Matthews' correlation, for any number of labels (Gorodkin 2004); 0 where one label is all there is."""
-    rows = gold.sum(0)
-    covariance = right.sum(1) * rows - (given * gold).sum(1)
-    square = (rows**2 - (given**2).sum(1)) * (rows**2 - (gold**2).sum(0))
-    return np.where(square > 0, covariance / np.sqrt(np.maximum(square, 1)), 0.0)
-
-
-METRICS: dict[str, Callable[[Floats, Floats, Floats], Floats]] = {
-    "accuracy": accuracy,
-    "f1": macro_f1,
-    "matthews": matthews,
-}
 COUNTED = {"accuracy": accuracy, "f1": macro_f1, "las": accuracy}
 """the same of tasks whose rows hold several things to find, which are one label: so F1 is that of entities, and LAS the
 share of the words"""

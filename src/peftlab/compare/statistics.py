@@ -30,7 +30,8 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import chdtri, ndtr
 
-from peftlab.compare.scores import Floats, Scores
+from peftlab.compare.scores import Scores
+from peftlab.tasks.metrics import Floats
 
 LEVEL = 0.05
 PRIOR = 4

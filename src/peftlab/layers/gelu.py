@@ -46,7 +46,8 @@ def through_gelu(x: Tensor, up: Linear, down: Linear) -> Tensor:
     """W₂ · gelu(W₁x + b₁) + b₂ with frozen matrices and no additions."""
     if torch.is_grad_enabled() and x.requires_grad:
         return ThroughGelu.apply(x, up.weight, up.bias, down.weight, down.bias)
-    return product(native.linear_gelu(x, up.weight, up.bias, kept=native.keeps(up.weight, x))[0], down.weight, down.bias)
+    inner, _ = native.linear_gelu(x, up.weight, up.bias, kept=native.keeps(up.weight, x))
+    return product(inner, down.weight, down.bias)
 
 
 class ThroughGelu(torch.autograd.Function):

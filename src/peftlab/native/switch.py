@@ -11,7 +11,6 @@ from torch import Tensor
 
 from peftlab.native.library import LIBRARY
 
-
 MANY, WIDE = 96, 128
 """rows, and inputs and outputs, from which a matrix that learns is worth making integers of at each step"""
 

@@ -75,6 +75,29 @@ def encode(tokenizer: Tokenizer, examples: Examples, max_length: int) -> Encoded
 
 
 @dataclass(frozen=True)
+class Tokenised:
+    """Texts that were tokenised before, wherever their rows go."""
+
+    encoded: Encoded
+    places: dict[str | tuple[str, str], int]
+    most: int
+    """tokens that a text was left"""
+
+    @classmethod
+    def all_of(cls, tokenizer: Tokenizer, parts: Sequence[Examples], most: int) -> Tokenised:
+        """Each text once."""
+        places = {text: i for i, text in enumerate(dict.fromkeys(text for part in parts for text in part.texts))}
+        none = [0] * len(places)
+        return cls(encode(tokenizer, Examples(list(places), none, none), most), places, most)  # type: ignore[arg-type]
+
+    def take(self, part: Examples) -> Encoded:
+        """What `encode` gives for some of them."""
+        whole, at = self.encoded, [self.places[text] for text in part.texts]
+        segments = None if whole.segments is None else [whole.segments[i] for i in at]
+        return Encoded([whole.ids[i] for i in at], segments, list(part.labels), part.rows, whole.pad)
+
+
+@dataclass(frozen=True)
 class Pictured:
     """Decoded images, brought to their size and normalised batch by batch."""
 
@@ -137,14 +160,3 @@ class Classify(Task):
 def chosen(logits: Sequence[Tensor]) -> list[int]:
     """The label of each row."""
     return torch.stack(list(logits)).argmax(1).tolist()
-
-
-def scores(predictions: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
-    """Accuracy, macro F1 over the labels that occur, and Matthews' correlation."""
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-    return {
-        "accuracy": float(accuracy_score(labels, predictions)),
-        "f1": float(f1_score(labels, predictions, average="macro", zero_division=0)),
-        "matthews": float(matthews_corrcoef(labels, predictions)),
-    }

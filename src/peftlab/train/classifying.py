@@ -12,7 +12,8 @@ from peftlab.data.glue import first_rows, load_task
 from peftlab.errors import UserError
 from peftlab.models.base import Base
 from peftlab.models.heads import Classifier
-from peftlab.tasks.classify import Classify, Encoded, chosen, encode, scores
+from peftlab.tasks.classify import Classify, Encoded, Tokenised, chosen, encode
+from peftlab.tasks.metrics import scores
 from peftlab.tasks.task import Rows
 from peftlab.train.artefact import adapt
 from peftlab.train.asking import ask
@@ -94,6 +95,9 @@ class Labelling(Comparable, Generic[P]):
 class Classifying(Labelling[Examples]):
     """Labels for texts."""
 
+    tokenised: Tokenised | None = None
+    """all texts, where a comparison did it for its runs"""
+
     def read(self) -> Labelled:
         if self.config.model is not None:
             raise UserError("texts are labelled by a base, and a [model] of one's own is none: leave it out")
@@ -102,8 +106,15 @@ class Classifying(Labelling[Examples]):
     def open(self) -> Base:
         return self.load_base()
 
+    def share(self, base: Base) -> None:
+        parts = self.data.train, *self.data.tests.values()
+        self.tokenised = Tokenised.all_of(base.tokenizer, parts, min(self.config.task.max_length, base.room))
+
     def encoded(self, part: Examples, training: bool = False) -> Encoded:
-        return encode(self.base.tokenizer, part, min(self.config.task.max_length, self.base.room))
+        most = min(self.config.task.max_length, self.base.room)
+        if self.tokenised is not None and self.tokenised.most == most:
+            return self.tokenised.take(part)
+        return encode(self.base.tokenizer, part, most)
 
     def texts(self, part: Examples) -> list[Any]:
         return list(part.texts)

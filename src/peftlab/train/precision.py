@@ -2,7 +2,7 @@
 is faster than fp32.
 
 In bf16 what is multiplied is rounded to 8 bits. In int16 a layer's values, and their gradients, are multiplied with its
-weights as 16-bit integers, whose sums are exact (native/int16.c): it differs from fp32 a tenth as much. The gradients of
+weights as 16-bit integers, whose sums are exact (native/int16.c): it differs from fp32 a tenth as much. Gradients of
 weights, and whatever is small and learns, are in fp32.
 """
 

@@ -107,9 +107,21 @@ class Comparable(Work):
         other.take(config)
         return other
 
+    def share(self, base: Base) -> None:
+        """Do what all runs on this base would do again, where that can be passed on."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the base that was hashed before is the one that is there."""
+        return self.ready is not None and self.ready.fingerprint == self.fingerprint
+
+    def base_hash(self) -> tuple[str, ...]:
+        return (self.fingerprint,) if self.in_memory else super().base_hash()
+
     def load_base(self) -> Base:
         """What is to be trained, without its method."""
-        if self.ready is not None and self.ready.fingerprint == self.fingerprint:
+        if self.in_memory:
+            assert self.ready is not None
             return replace(self.ready.base, name=self.config.base)
         return load(self.config.base)
 
