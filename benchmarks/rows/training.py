@@ -10,7 +10,6 @@ import json
 import tempfile
 import time
 from dataclasses import replace
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,6 @@ class Ours(Contestant):
     """A whole training by `peftlab.train.loop.train`."""
 
     def __init__(self, data: Labelled, method: str, epochs: int, settings: Settings) -> None:
-        import_module("sklearn.metrics")  # for the evaluation's score: neither time nor memory of a training
         self.method, self.epochs = method, epochs
         self.work = Given(configured(method, settings, epochs=epochs, batch=BATCH), data)
         self.training: Training | None = self.work.prepare()

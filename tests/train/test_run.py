@@ -23,7 +23,7 @@ from peftlab.train.artefact import open_run
 from peftlab.train.classifying import load_data
 from peftlab.train.config import make_config
 from peftlab.train.loop import backward
-from peftlab.train.precision import pick_precision
+from peftlab.train.precision import pick_device, pick_precision
 from peftlab.train.predict import Labeller, answer_lines, answers
 from peftlab.train.reading import read_lines
 from peftlab.train.run import run, settle
@@ -215,8 +215,9 @@ def test_a_run_in_int16_answers_in_it_and_elsewhere_in_fp32(file, tmp_path, monk
 
 def test_a_run_that_trains_all_weights_answers_in_the_precision_that_it_was_trained_and_tested_in(file, tmp_path):
     result = run(config(file, "full", lr=1e-3, steps=1), tmp_path / "run")
-    precision = "int16" if pick_precision("auto", torch.device("cpu")) == "int16" else "fp32"
-    assert result["precision"] == predict.open_finished(tmp_path / "run").precision == precision
+    assert result["precision"] == pick_precision("auto", pick_device())
+    answering = predict.open_finished(tmp_path / "run").precision
+    assert answering == ("int16" if result["precision"] == "int16" else "fp32")
 
 
 def test_the_first_lines_are_answered_soon_and_many_at_once(monkeypatch):

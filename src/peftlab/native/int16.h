@@ -15,7 +15,7 @@ void int16_pack(const float *w, long N, long K, int across, void *packed);
    use to anyone else, and is lost. */
 typedef struct {
     const float *x;
-    const frozen *w;
+    const kept *w;
     const float *bias;
     float *y;
     long N, K;

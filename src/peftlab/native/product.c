@@ -1,12 +1,13 @@
 /* Matrix products: y = x wᵀ + b of a linear map, x's gradient g w, and w's, gᵀ x.
 
    Of many rows, w's panels are packed and stay in the first-level cache (with AVX-512 in the second one), a block of x in
-   the second one. They are packed by the way, or once for all products with a w that is frozen: of a hundred rows packing takes a third of the time. Of
-   a few rows, as a step of writing has them, or of a few columns, as LoRA has them, packing would take longer than the
-   product: both operands are read along K, where they lie, and each number is a sum over a vector's lanes.
+   the second one. They are packed by the way, or once for all products with a w that is kept so: of a hundred rows
+   packing takes a third of the time. Of a few rows, as a step of writing has them, or of a few columns, as LoRA has them,
+   packing would take longer than the product: both operands are read along K, where they lie, and each number is a sum
+   over a vector's lanes.
 
    What follows a product is done to each block of it while it is in the cache (after.h): GELU behind a feed-forward
-   network's first map, and its slope behind the gradient of the second one. A frozen w may be one of integers (int16.c).
+   network's first map, and its slope behind the gradient of the second one. A w that is kept may be one of integers (int16.c).
 
    Shapes: x [M, K], w [N, K], b [N], y and g [M, N]; the rows of each follow each other. */
 
@@ -28,7 +29,7 @@ typedef struct {
     const float *at;
     long wide;
     int across;
-    const frozen *packed;
+    const kept *packed;
 } matrix;
 
 static void pack_panel(matrix w, long n, int width, long k, long depth, float *b) {
@@ -142,10 +143,10 @@ static void thin(const float *x, const float *w, const float *bias, float *y, lo
 EXPORT long packed_size(long N, long K, int across, int integers) {
     long columns = across ? K : N, depth = across ? N : K;
     long numbers = (columns + NR - 1) / NR * NR * depth * (long)sizeof(float);
-    return (long)sizeof(frozen) + (integers ? int16_size(depth, columns) : numbers);
+    return (long)sizeof(kept) + (integers ? int16_size(depth, columns) : numbers);
 }
 
-EXPORT void pack(const float *w, long N, long K, int across, int integers, frozen *packed) {
+EXPORT void pack(const float *w, long N, long K, int across, int integers, kept *packed) {
     long columns = across ? K : N, depth = across ? N : K;
     packed->integers = integers;
     if (integers) {
@@ -158,11 +159,11 @@ EXPORT void pack(const float *w, long N, long K, int across, int integers, froze
 }
 
 /* Whether `linear` computes M rows with a packed matrix of N columns in integers; what packs by the way does at any size. */
-int in_integers(const frozen *packed, long M, long N) { return packed && packed->integers && M > FEW && N > NARROW; }
+int in_integers(const kept *packed, long M, long N) { return packed && packed->integers && M > FEW && N > NARROW; }
 
 /* Below, `packed` is w as `pack` leaves it, or NULL. */
 
-EXPORT void linear(const float *x, const float *w, const frozen *packed, const float *bias, float *y, long M, long N,
+EXPORT void linear(const float *x, const float *w, const kept *packed, const float *bias, float *y, long M, long N,
                    long K) {
     if (M <= FEW || N <= NARROW)
         thin(x, w, bias, y, M, N, K);
@@ -171,13 +172,13 @@ EXPORT void linear(const float *x, const float *w, const frozen *packed, const f
 }
 
 /* y = GELU(x wᵀ + b), and its slope in `slope` where that is not NULL */
-EXPORT void linear_gelu(const float *x, const float *w, const frozen *packed, const float *bias, float *y, float *slope,
+EXPORT void linear_gelu(const float *x, const float *w, const kept *packed, const float *bias, float *y, float *slope,
                         long M, long N, long K) {
     many((operand){x, K, 1}, (matrix){w, K, 0, packed}, bias, y, M, N, K, (after){.gelu = 1, .slope = slope});
 }
 
 /* dx[M, K] = g[M, N] · w[N, K], number by number times `slope` where that is not NULL */
-EXPORT void linear_input(const float *g, const float *w, const frozen *packed, const float *slope, float *dx, long M,
+EXPORT void linear_input(const float *g, const float *w, const kept *packed, const float *slope, float *dx, long M,
                          long N, long K) {
     many((operand){g, N, 1}, (matrix){w, K, 1, packed}, NULL, dx, M, K, N, (after){.times = slope});
 }
@@ -188,7 +189,7 @@ EXPORT void add_linear(const float *x, const float *w, float *y, long M, long N,
 }
 
 /* dx += g w */
-EXPORT void add_linear_input(const float *g, const float *w, const frozen *packed, float *dx, long M, long N, long K) {
+EXPORT void add_linear_input(const float *g, const float *w, const kept *packed, float *dx, long M, long N, long K) {
     many((operand){g, N, 1}, (matrix){w, K, 1, packed}, NULL, dx, M, K, N, (after){.onto = 1});
 }
 

@@ -12,7 +12,7 @@
    are not wanted. */
 typedef struct {
     const float *w;
-    const frozen *packed;
+    const kept *packed;
     const float *bias, *A, *B;
     long N, K, rank;
     float factor;

@@ -16,7 +16,7 @@ MANY, WIDE = 96, 128
 
 
 class Switch(threading.local):
-    """Whether this thread computes with the kernels, again with the same frozen weights, and has these in integers."""
+    """Whether this thread computes with the kernels, again with the same weights, and has what it keeps in integers."""
 
     on, again, integers = False, False, False
 

@@ -259,8 +259,8 @@ class Train(Section):
     tensorboard: bool = False
     """also write TensorBoard's files (pip install 'peftlab[tensorboard]')"""
     precision: Literal["auto", "fp32", "bf16", "int16"] = "auto"
-    """auto: bf16 where a GPU, or a processor by tiles, is fast with it; int16 where weights are frozen and our own
-    kernels multiply by them with 16-bit integers; else fp32. A labeller, tagger or parser that was trained in int16
+    """auto: bf16 where a GPU, or a processor by tiles, is fast with it; int16 where there is a base and our own kernels
+    multiply by its weights with 16-bit integers; else fp32. A labeller, tagger or parser that was trained in int16
     answers in it, too, all others in fp32"""
     threads: int | None = Field(None, ge=1)
     """None: all cores; it changes sums in their last bits, so it is part of a run"""

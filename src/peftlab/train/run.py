@@ -57,7 +57,7 @@ def open_work(config: Config) -> Work:
 def run(config: Config, folder: Path, tell: Tell = lambda line: None, like: Comparable | None = None) -> dict[str, Any]:
     """Train and test as the configuration says; gives the result that it wrote. A finished run is not run again.
 
-    `like` is work on the same data, which is then not read again.
+    `like` is work on the same data and base, which are then not read again where they are in memory.
     """
     config = settle(config, folder)
     work = open_work(config) if like is None else like.by(config)

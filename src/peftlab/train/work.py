@@ -52,6 +52,7 @@ class Work(ABC):
 
     def prepare(self) -> Training:
         """The model with what is to be trained, and the rows to train on and to choose by."""
+        self.config = self.config.completed()  # which a run has done already
         keep_freed()
         torch.manual_seed(self.config.train.seed)
         if self.config.train.threads is not None:
@@ -102,7 +103,8 @@ class Comparable(Work):
     """a base that is there already, and may be changed"""
 
     def by(self, config: Config) -> Self:
-        """The same work by another method, or with another seed: its data is there already."""
+        """The same work on the same base by another method, or with another seed: its data is there already."""
+        assert config.base == self.config.base, "what was shared is of another base"
         other = copy(self)
         other.take(config)
         return other
