@@ -203,13 +203,16 @@ def test_it_can_be_turned_off():
 @given(R=st.integers(1, 5), T=st.sampled_from([1, 5, 16, 17, 40]), N=sizes, K=st.integers(1, 100), r=st.integers(1, 30))
 def test_changes_of_low_rank_that_differ_from_row_to_row(R, T, N, K, r):
     x, y = torch.randn(R, T, K), torch.randn(R, T, N)
-    rows = [(torch.randn(r + b, K), torch.randn(N, r + b), 0.7 + b) if b != 1 else None for b in range(R)]
-    changes = [
-        0.0 if row is None else (x[b].double() @ row[0].double().mT * row[2]) @ row[1].double().mT
-        for b, row in enumerate(rows)
-    ]
-    exact = torch.stack([y[b].double() + change for b, change in enumerate(changes)])
-    native.add_changes(y, x, rows)
+    members = [(torch.randn(r + i, K), torch.randn(N, r + i), 0.7 + i) for i in range(3)]
+    which = [b % 4 - 1 for b in range(R)]  # the first has none, the fifth again
+    exact = y.double()
+    for b, i in enumerate(which):
+        if i >= 0:
+            A, B, factor = members[i]
+            exact[b] += (x[b].double() @ A.double().mT * factor) @ B.double().mT
+    native.add_changes(y, x, native.Changes(members, which))
     close(y, exact)
     with pytest.raises(AssertionError):
-        native.add_changes(y, x, [*rows, None])
+        native.add_changes(y, x, native.Changes(members, [*which, -1]))
+    with pytest.raises(AssertionError):
+        native.add_changes(y, x, native.Changes([(torch.randn(r, K + 1), torch.randn(N, r), 1.0)], [0] * R))

@@ -146,6 +146,31 @@ def test_real_weights_in_single_precision(minilm, kernels):
     assert mixed.logits[-1] is None
 
 
+@pytest.mark.parametrize("integers", [False, True])
+def test_loras_of_many_ranks_are_added_inside_a_sublayer(minilm, integers, monkeypatch):
+    monkeypatch.setattr(native, "TALL", True)
+    base, asked = peftlab.load(minilm), []
+    for rank in (1, 8, 30):
+        peftlab.attach(base.model, f"r{rank}", peftlab.LoRA(rank=rank, targets=("q", "v", "o")))
+        for addition in base.model.additions(f"r{rank}").values():
+            shake(addition.parameters(), 0.05)
+    base.model.requires_grad_(False)
+    attended = native.attended
+    monkeypatch.setattr(native, "attended", lambda x, maps, *rest: asked.append(maps) or attended(x, maps, *rest))
+    b, names = base.encode(["film " * n for n in (60, 2, 19, 33, 44, 7)]), ["r8", None, "r30", "r1", "r8", "r30"]
+    with torch.no_grad(), native.computing(again=True, integers=integers):
+        mixed = base.model(b, adapters=names).hidden
+        assert len(asked) == base.config.layers
+        assert [part.changes is not None for part in asked[0]] == [True, False, True, True]
+        for i, name in enumerate(names):
+            peftlab.activate(base.model, [] if name is None else [name])
+            alone = base.model(row(b, i)).hidden[0]
+            torch.testing.assert_close(mixed[i, b.mask[i]], alone, rtol=0, atol=2e-3 if integers else 1e-5)
+            if name is not None:
+                peftlab.activate(base.model, [])
+                assert (base.model(row(b, i)).hidden[0] - alone).abs().max() > 0.02
+
+
 # — compiled —
 
 

@@ -66,6 +66,8 @@ class Map(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     change: LowRank | None
+    changes: native.Changes | None = None
+    """in its place those that differ from row to row"""
 
     @property
     def whole(self) -> Tensor:
@@ -150,9 +152,9 @@ class Linear(nn.Linear):
             again = torch.is_grad_enabled() or native.keeps(self.weight, x)
             return LowRankProduct.apply(x, frozen.weight, frozen.bias, *frozen.change, again)
         y = product(x, self.weight, self.bias)
-        rows = None if torch.is_grad_enabled() or not native.fits(x, y) else self.site.low_ranks(route)
-        if rows is not None and all(native.reads(t) for row in rows if row is not None for t in row[:2]):
-            native.add_changes(y, x, rows)
+        changes = None if torch.is_grad_enabled() or not native.fits(x, y) else self.site.changes(route)
+        if changes is not None:
+            native.add_changes(y, x, changes)
             return y
         return self.site(x, y, self.weight, self.bias, route)
 
@@ -176,8 +178,12 @@ class Linear(nn.Linear):
         return None if change is None else Map(self.weight, self.bias, change)
 
     def frozen_map(self, route: Route | None) -> FrozenMap | None:
-        """The same, where it does not learn itself and our own kernels can compute it."""
-        if self.learns or (found := self.map(route)) is None:
+        """The same, where it does not learn itself and our own kernels can compute it; where nothing learns rows may
+        differ.
+        """
+        changes = None if torch.is_grad_enabled() else self.site.changes(route)
+        found = self.map(route) if changes is None else Map(self.weight, self.bias, None, changes)
+        if self.learns or found is None:
             return None
         frozen = FrozenMap(*found)
         given = frozen.weight, *frozen.learned, *(() if frozen.bias is None else (frozen.bias,))

@@ -162,7 +162,9 @@ def dropped(cut: int, *shape: int) -> native.Dropped:
 def fed_forward(f: FeedForward, x: Tensor, joint: Joint, route: Route | None) -> Tensor | None:
     """The feed-forward network with GELU."""
     up, down = f.up.frozen_map(route), f.down.frozen_map(route)
-    if f.name != "gelu" or f.drops or up is None or down is None or up.change is not None or down.change is not None:
+    if f.name != "gelu" or f.drops or up is None or down is None:
+        return None
+    if any(part.change or part.changes for part in (up, down)):
         return None
     if x.shape[-1] != f.up.in_features or not pays(x, f.up.weight):  # of another width torch tells
         return None

@@ -20,16 +20,17 @@ Shapes: B rows, T tokens, D model width, n virtual tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from peftlab import native
 from peftlab.errors import UserError
-from peftlab.layers.addition import Addition, KeysValues, Logits, LowRank, States, Virtual
+from peftlab.layers.addition import Addition, KeysValues, Logits, States, Virtual
 
 
 @dataclass(frozen=True, order=True)
@@ -65,6 +66,13 @@ def check_route(route: Route | None, rows: int) -> None:
         raise UserError(f"{route.rows} adapters are named for a batch of {rows} rows: name one a row, or None")
 
 
+class Group(NamedTuple):
+    """Additions that can be stacked: the largest of them, and its size."""
+
+    like: Addition
+    size: int
+
+
 class Site(nn.ModuleDict):
     """An empty place with an address; additions are kept by their adapter's name."""
 
@@ -75,26 +83,18 @@ class Site(nn.ModuleDict):
         self.address = Address("", None, "", "")
         self.key = ""
         self.active: tuple[str, ...] = ()
-        self.sizes: dict[Any, int] = {}
+        self.groups: dict[Any, Group] = {}
 
     def put(self, name: str, addition: Addition) -> None:
         """Place an addition. Past `add_module`, which refuses names that a ModuleDict has as attributes (`keys`)."""
         self._modules[name] = addition
-        self.sizes = {}
+        self.groups = {}
 
     def remove(self, name: str) -> None:
         """Take an addition away again."""
         del self._modules[name]
         self.active = tuple(other for other in self.active if other != name)
-        self.sizes = {}
-
-    def largest(self) -> dict[Any, int]:
-        """For each group that is here, the largest size of its members."""
-        if not self.sizes:
-            for addition in self.values():
-                assert isinstance(addition, Addition)
-                self.sizes[addition.group] = max(self.sizes.get(addition.group, 0), addition.size)
-        return self.sizes
+        self.groups = {}
 
     def idle(self, route: Route | None) -> bool:
         """Whether nothing acts, and the site need not be asked: most are empty, and a call takes longer than this."""
@@ -118,17 +118,29 @@ class Site(nn.ModuleDict):
         is attached and not on the names, and a compiled model is not compiled again for each mix.
         """
         rows = [None if name is None else self.get(name) for name in names]
-        likes: dict[Any, Any] = {row.group: row for row in (self.values() if stable else rows) if row is not None}
-        parts = []
-        for group, like in likes.items():
-            members = [row if row is not None and row.group == group else None for row in rows]
-            size = self.largest()[group] if stable else max(row.size for row in members if row is not None)
-            parts.append(like.mixed(members, size))
-        return tuple(parts)
+        of = [None if row is None else row.group for row in rows]
+        if stable and not self.groups:  # looking through a thousand takes long
+            self.groups = grouped(self.values())
+        groups = self.groups if stable else grouped(dict.fromkeys(row for row in rows if row is not None))
+        return tuple(
+            group.like.mixed([row if its == key else None for row, its in zip(rows, of, strict=True)], group.size)
+            for key, group in groups.items()
+        )
 
     def get(self, name: str) -> Addition | None:
         """The addition of an adapter, None if it has none here."""
         return self._modules.get(name)  # type: ignore[return-value]
+
+
+def grouped(additions: Iterable[Any]) -> dict[Any, Group]:
+    """The groups that additions are of."""
+    groups: dict[Any, Group] = {}
+    for addition in additions:
+        key, size = addition.group, addition.size
+        before = groups.get(key)
+        if before is None or before.size < size:
+            groups[key] = Group(addition, size)
+    return groups
 
 
 class TokensSite(Site):
@@ -162,10 +174,10 @@ class LinearSite(Site):
             y = y + change
         return y
 
-    def low_ranks(self, route: Route | None) -> Sequence[LowRank | None] | None:
-        """For each row its change of low rank, where these are all that acts."""
+    def changes(self, route: Route | None) -> native.Changes | None:
+        """Each row's change of low rank, where these are all that acts and our own kernels can add them."""
         acting = () if route is None else self.acting(route)
-        return getattr(acting[0], "low_ranks", None) if len(acting) == 1 else None
+        return getattr(acting[0], "changes", None) if len(acting) == 1 else None
 
 
 class KVSite(Site):

@@ -22,7 +22,7 @@ A file of Python calls the C file of its name; `library` finds and loads what wa
 from peftlab.native.attention import attend, attend_back
 from peftlab.native.choose import continuations, likeliest, log_softmax
 from peftlab.native.library import INTEGERS, LIBRARY, NAME, TALL
-from peftlab.native.mixed import add_changes
+from peftlab.native.mixed import Changes, add_changes
 from peftlab.native.norm import join, join_affine, join_back
 from peftlab.native.one_query import ask_tokens, ask_tokens_back
 from peftlab.native.pointwise import apply_kept, draw_kept, gelu, gelu_back
@@ -52,6 +52,7 @@ __all__ = [
     "UNPACKED",
     "WIDE",
     "Asked",
+    "Changes",
     "Dropped",
     "add_changes",
     "add_linear",

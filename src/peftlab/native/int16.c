@@ -216,6 +216,7 @@ static void block_of(const int16_product *p, const float *x, float *y, long m, l
             if (last && (p->then.gelu || p->then.times)) finish(p->then, y, N, m, rows, n, n + width);
         }
     }
+    if (p->changes) change_rows(p->changes, x, y, m, rows, N, K);
     if (p->then.slope) __builtin_ia32_sfence(); /* what was put away is there before the thread says that it is done */
 }
 

@@ -4,6 +4,7 @@
 #define PEFTLAB_INT16_H
 
 #include "after.h"
+#include "mixed.h"
 
 /* Bytes of the panels of a matrix with so many rows and columns. */
 long int16_size(long rows, long columns);
@@ -12,7 +13,7 @@ long int16_size(long rows, long columns);
 void int16_pack(const float *w, long N, long K, int across, void *packed);
 
 /* y [M, N] = x [M, K] · a matrix of integers + bias, which may be NULL. `passing`: y, which the next product has as its x, is of no
-   use to anyone else, and is lost. */
+   use to anyone else, and is lost. `changes` are added where they are not NULL. */
 typedef struct {
     const float *x;
     const kept *w;
@@ -21,6 +22,7 @@ typedef struct {
     long N, K;
     after then;
     int passing;
+    const changes *changes;
 } int16_product;
 
 /* Some products of M rows, each row through all of them while it is in the cache: one may need what those before it gave. */

@@ -1,37 +1,30 @@
-/* Changes of low rank that differ from row to row of a batch, added to what a frozen matrix gave: y[b] += (x[b] Aᵀ · s) Bᵀ. The
-   matrices are read where they lie: to gather them takes nearly as long as to multiply by them.
+/* Changes of low rank that differ from text to text of a batch, added to what a frozen matrix gave: of text b
+   y[b] += (x[b] Aᵀ · factor) Bᵀ. The matrices are read where they lie: to gather them takes nearly as long as to multiply by
+   them. x is [M, K] and y [M, N] with the tokens of all texts. */
 
-   Shapes: R rows of T tokens, x [R, T, K], y [R, T, N]; a row's own A [r, K] and B [N, r]. */
+#include "mixed.h"
 
 #include <omp.h>
-
-#include "vector.h"
 
 enum { WORTH = 40000 };
 /* multiplications that are worth a second thread */
 
-typedef struct {
-    const float *A, *B;
-    long rank;
-} change; /* of a row; of rank 0 there is none */
-
-/* `most` is the largest rank. Rows are shared among the threads, or where there are few rows the tokens of each. Gives 1 where there is no memory, else 0. */
-EXPORT int add_changes(const float *x, const change *changes, const float *s, float *y, long R, long T, long N, long K,
-                       long most) {
-    float *work = malloc(sizeof(float) * T * most * omp_get_max_threads());
-    if (!work) return 1;
-#pragma omp parallel if (R >= omp_get_max_threads() && R * T * (N + K) * most > WORTH)
-    {
-        float *u = work + omp_get_thread_num() * T * most;
-#pragma omp for schedule(dynamic)
-        for (long b = 0; b < R; b++) {
-            const change *c = &changes[b];
-            if (!c->rank) continue;
-            linear(x + b * T * K, c->A, NULL, NULL, u, T, c->rank, K);
-            for (long i = 0; i < T * c->rank; i++) u[i] *= s[b];
-            add_linear(u, c->B, y + b * T * N, T, N, c->rank);
-        }
+void change_rows(const changes *c, const float *x, float *y, long from, long rows, long N, long K) {
+    for (long m = from, some; m < from + rows; m += some, x += some * K, y += some * N) {
+        long text = m / c->T, member = c->which[text], rank;
+        some = least((text + 1) * c->T, from + rows) - m;
+        if (member < 0) continue;
+        float *u = c->room + m * c->most;
+        rank = c->ranks[member];
+        linear(x, c->A[member], NULL, NULL, u, some, rank, K);
+        for (long i = 0; i < some * rank; i++) u[i] *= c->factors[member];
+        add_linear(u, c->B[member], y, some, N, rank);
     }
-    free(work);
-    return 0;
+}
+
+/* Texts are shared among the threads, or where there are few of them the tokens of each. */
+EXPORT void add_changes(const changes *c, const float *x, float *y, long M, long N, long K) {
+    long texts = M / c->T;
+#pragma omp parallel for schedule(dynamic) if (texts >= omp_get_max_threads() && M * (N + K) * c->most > WORTH)
+    for (long b = 0; b < texts; b++) change_rows(c, x + b * c->T * K, y + b * c->T * N, b * c->T, c->T, N, K);
 }

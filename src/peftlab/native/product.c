@@ -69,7 +69,7 @@ static void columns_of(operand x, matrix w, const float *bias, float *y, long ab
    last group of another. */
 static void many(operand x, matrix w, const float *bias, float *y, long M, long N, long K, after then) {
     if (w.packed && w.packed->integers) {
-        int16_products(&(int16_product){x.at, w.packed, bias, y, N, K, then, 0}, 1, M);
+        int16_products(&(int16_product){x.at, w.packed, bias, y, N, K, then, 0, NULL}, 1, M);
         return;
     }
     long groups = (N + GROUP * NR - 1) / (GROUP * NR), halves = w.packed && groups <= 8 && M >= 16 * MR ? 2 : 1;

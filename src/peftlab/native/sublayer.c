@@ -8,14 +8,15 @@
 #include "int16.h"
 
 /* y = x wᵀ + b, and with a rank + u Bᵀ, where u = factor · x Aᵀ [M, r]. `packed` is w for y or for x's gradient, whichever is
-   asked for. Of a thin network's second map, which learns itself as the first does, `factor` is s. Gradients that are NULL
-   are not wanted. */
+   asked for. Of a thin network's second map, which learns itself as the first does, `factor` is s. `changes` are those that differ
+   from text to text, or NULL; beside them nothing learns. Gradients that are NULL are not wanted. */
 typedef struct {
     const float *w;
     const kept *packed;
     const float *bias, *A, *B;
     long N, K, rank;
     float factor;
+    const changes *changes;
     float *dA, *dB, *db, *dw;
 } map;
 
@@ -70,13 +71,14 @@ static void ahead(const map *maps, int count, const float *x, float *const *u, f
     int integers = 1;
     for (int i = 0; i < count; i++) {
         const map *m = &maps[i];
-        products[i] = (int16_product){x, m->packed, m->bias, y[i], m->N, m->K, {0}, 0};
+        products[i] = (int16_product){x, m->packed, m->bias, y[i], m->N, m->K, {0}, 0, m->changes};
         integers &= in_integers(m->packed, M, m->N);
     }
     if (integers) int16_products(products, count, M);
     for (int i = 0; i < count; i++) {
         const map *m = &maps[i];
         if (!integers) linear(x, m->w, m->packed, m->bias, y[i], M, m->N, m->K);
+        if (!integers && m->changes) add_changes(m->changes, x, y[i], M, m->N, m->K);
         if (!m->rank) continue;
         linear(x, m->A, NULL, NULL, u[i], M, m->rank, m->K);
         for (long j = 0; j < M * m->rank; j++) u[i][j] *= m->factor;
@@ -92,7 +94,7 @@ static void back(const map *maps, int count, const float *const *g, const float 
     int integers = dx != NULL;
     for (int i = 0; i < count; i++) {
         const map *m = &maps[i];
-        products[i] = (int16_product){g[i], m->packed, NULL, dx, m->K, m->N, {.onto = onto || i}, 0};
+        products[i] = (int16_product){g[i], m->packed, NULL, dx, m->K, m->N, {.onto = onto || i}, 0, NULL};
         integers = integers && in_integers(m->packed, M, m->K);
     }
     if (integers) int16_products(products, count, M);
@@ -250,8 +252,8 @@ EXPORT void fed_forward(const float *x, const map maps[2], const map *thin, cons
     if (values->keep) draw_kept(values->seeds, values->cut, values->keep, M * D);
     float *slope = learning ? kept : NULL;
     if (in_integers(up->packed, M, up->N) && in_integers(down->packed, M, D)) {
-        int16_product products[] = {{x, up->packed, up->bias, inner, up->N, D, {.gelu = 1, .slope = slope}, 1},
-                                    {inner, down->packed, down->bias, out, D, down->K, {0}, 0}};
+        int16_product products[] = {{x, up->packed, up->bias, inner, up->N, D, {.gelu = 1, .slope = slope}, 1, NULL},
+                                    {inner, down->packed, down->bias, out, D, down->K, {0}, 0, NULL}};
         int16_products(products, 2, M);
     } else {
         linear_gelu(x, up->w, up->packed, up->bias, inner, slope, M, up->N, D);
@@ -269,8 +271,8 @@ EXPORT void fed_forward_back(const float *g, const map maps[2], const map *thin,
     const float *dy = leave_back(g, n, values, thin, kept + M * up->N, dx, room, dscale, dshift, rest, M, D);
     if (down->db) column_sums(dy, down->db, M, D);
     if (to_x && in_integers(down->packed, M, down->K) && in_integers(up->packed, M, D)) {
-        int16_product products[] = {{dy, down->packed, NULL, dinner, down->K, D, {.times = slope}, !up->db},
-                                    {dinner, up->packed, NULL, dx, D, up->N, {.onto = 1}, 0}};
+        int16_product products[] = {{dy, down->packed, NULL, dinner, down->K, D, {.times = slope}, !up->db, NULL},
+                                    {dinner, up->packed, NULL, dx, D, up->N, {.onto = 1}, 0, NULL}};
         int16_products(products, 2, M);
     } else {
         linear_input(dy, down->w, down->packed, slope, dinner, M, D, down->K);

@@ -1,8 +1,9 @@
 """The two sublayers of a block whose own weights are frozen, each with the norm behind it, in one call (sublayer.c).
 
-Linear maps are given as (weight, bias, change), a change as (A, B, factor); all of them lie row by row. A norm is
-(scale, shift, ε). A thin network behind the sublayer is (W₁, b₁, W₂, b₂, factor). Gradients go where there is room for
-them: `affine` is that for the norm's scale and shift, `rooms` has one entry a map, and a last one for the network.
+Linear maps are given as (weight, bias, change, changes), a change as (A, B, factor); all of them lie row by row.
+`changes` are those that differ from row to row, where nothing learns. A norm is (scale, shift, ε). A thin network
+behind the sublayer is (W₁, b₁, W₂, b₂, factor). Gradients go where there is room for them: `affine` is that for the
+norm's scale and shift, `rooms` has one entry a map, and a last one for the network.
 
 Shapes: M = B · T tokens, D width; a map from K to N, a change of rank r: A [r, K], B [N, r].
 """
@@ -10,7 +11,7 @@ Shapes: M = B · T tokens, D width; a map from K to N, a change of rank r: A [r,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import Structure, byref, c_float, c_int, c_long, c_void_p
+from ctypes import Structure, addressof, byref, c_float, c_int, c_long, c_void_p
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +19,11 @@ from torch import Tensor
 
 from peftlab.native.attention import shape_of
 from peftlab.native.library import LIBRARY, declare, enough
+from peftlab.native.mixed import Change, Changes
 from peftlab.native.norm import Norm
 from peftlab.native.product import address, packed
 
-Change = tuple[Tensor, Tensor, float]
-Map = tuple[Tensor, Tensor | None, Change | None]
+Map = tuple[Tensor, Tensor | None, Change | None, Changes | None]
 Affine = tuple[Tensor, Tensor, float]
 Thin = tuple[Tensor, Tensor, Tensor, Tensor, float]
 Room = Sequence[Tensor | None]
@@ -35,7 +36,7 @@ class Told(Structure):
         *((name, c_void_p) for name in ("w", "packed", "bias", "A", "B")),
         *((name, c_long) for name in ("N", "K", "rank")),
         ("factor", c_float),
-        *((name, c_void_p) for name in ("dA", "dB", "db", "dw")),
+        *((name, c_void_p) for name in ("changes", "dA", "dB", "db", "dw")),
     )
 
 
@@ -71,29 +72,29 @@ declare("fed_forward", *[c_void_p] * 7, c_int, c_void_p, c_long)
 declare("fed_forward_back", *[c_void_p] * 6, c_int, *[c_void_p] * 4, c_long)
 
 
-def ahead(maps: Sequence[Map], panels: Sequence[Tensor]) -> Any:
-    """Maps that are to be applied."""
+def ahead(maps: Sequence[Map], panels: Sequence[Tensor], rows: Sequence[Any]) -> Any:
+    """Maps that are to be applied, and what C is told of their changes from row to row."""
     told = (Told * len(maps))()
-    for i, ((weight, bias, change), panel) in enumerate(zip(maps, panels, strict=True)):
+    for i, ((weight, bias, change, _), panel, changes) in enumerate(zip(maps, panels, rows, strict=True)):
         A, B, factor = change or (None, None, 1.0)
         rank = 0 if A is None else A.shape[0]
-        thin = address(A), address(B)
-        told[i] = Told(weight.data_ptr(), panel.data_ptr(), address(bias), *thin, *weight.shape, rank, factor)
+        thin, mixed = (address(A), address(B)), None if changes is None else addressof(changes)
+        told[i] = Told(weight.data_ptr(), panel.data_ptr(), address(bias), *thin, *weight.shape, rank, factor, mixed)
     return told
 
 
 def back(maps: Sequence[Map], panels: Sequence[Tensor | None], rooms: Sequence[Room]) -> Any:
     """Maps whose gradients are wanted where there is room for them: for dA and dB, or without a change for db."""
     told = (Told * len(maps))()
-    for i, ((weight, _, change), panel, room) in enumerate(zip(maps, panels, rooms, strict=True)):
+    for i, ((weight, _, change, _), panel, room) in enumerate(zip(maps, panels, rooms, strict=True)):
         given = weight.data_ptr(), address(panel), None
         if change is None:
             of_bias = address(room[0]) if room else None
-            told[i] = Told(*given, None, None, *weight.shape, 0, 1.0, None, None, of_bias)
+            told[i] = Told(*given, None, None, *weight.shape, 0, 1.0, None, None, None, of_bias)
         else:
             A, B, factor = change
             thin = A.data_ptr(), B.data_ptr()
-            told[i] = Told(*given, *thin, *weight.shape, A.shape[0], factor, *map(address, room))
+            told[i] = Told(*given, *thin, *weight.shape, A.shape[0], factor, None, *map(address, room))
     return told
 
 
@@ -106,8 +107,8 @@ def of_thin(thin: Thin | None, room: Room = (None,) * 4) -> Any:
     at = [t.data_ptr() for t in (down, down_bias, up, up_bias)]
     dw, db, to_up, to_up_bias = map(address, room)
     return (Told * 2)(
-        Told(at[0], None, at[1], None, None, w, D, 0, 1.0, None, None, db, dw),
-        Told(at[2], None, at[3], None, None, D, w, 0, factor, None, None, to_up_bias, to_up),
+        Told(at[0], None, at[1], None, None, w, D, 0, 1.0, None, None, None, db, dw),
+        Told(at[2], None, at[3], None, None, D, w, 0, factor, None, None, None, to_up_bias, to_up),
     )
 
 
@@ -126,7 +127,7 @@ def of_norm(norm: Affine | None) -> Any:
 
 def ranks(maps: Sequence[Map]) -> list[int]:
     """Of the maps' changes."""
-    return [0 if change is None else change[0].shape[0] for _, _, change in maps]
+    return [0 if change is None else change[0].shape[0] for _, _, change, _ in maps]
 
 
 def attended(
@@ -146,10 +147,11 @@ def attended(
     shape, _mask = shape_of((B, asked.heads, T, T, D // asked.heads), asked.scale, asked.mask)
     kept = x.new_empty(B * T * (3 * D + sum(ranks(maps)) + (0 if norm is None else joint(D, thin))))
     mixed, out = torch.empty_like(x), torch.empty_like(x)
-    panels = [packed(weight, False) for weight, _, _ in maps]  # which are held while C reads them
+    panels = [packed(weight, False) for weight, *_ in maps]  # which are held while C reads them, and so are these
+    rows = [None if changes is None else changes.told(x, len(weight)) for weight, _, _, changes in maps]
     LIBRARY.attended(
         x.data_ptr(),
-        ahead(maps, panels),
+        ahead(maps, panels, rows),
         of_thin(thin),
         byref(shape),
         of_norm(norm),
@@ -184,7 +186,7 @@ def attended_back(
     x = None if x is None else x.contiguous()
     w = max(*ranks(maps), 0 if thin is None else thin[0].shape[0])
     dx, room = torch.empty_like(gradient), gradient.new_empty(B * T * 5 * D + (2 * B * T + D) * w)
-    panels = [packed(weight, True) if to_x or i == 3 else None for i, (weight, _, _) in enumerate(maps)]
+    panels = [packed(weight, True) if to_x or i == 3 else None for i, (weight, *_) in enumerate(maps)]
     LIBRARY.attended_back(
         gradient.data_ptr(),
         address(x),
@@ -211,10 +213,10 @@ def fed_forward(
     (inner, D), M, x = maps[0][0].shape, x.numel() // x.shape[-1], x.contiguous()
     kept = x.new_empty(M * ((inner if learning else 0) + joint(D, thin)))
     out, room = torch.empty_like(x), x.new_empty(M * inner)
-    panels = [packed(weight, False) for weight, _, _ in maps]
+    panels = [packed(weight, False) for weight, *_ in maps]
     LIBRARY.fed_forward(
         x.data_ptr(),
-        ahead(maps, panels),
+        ahead(maps, panels, [None] * len(maps)),
         of_thin(thin),
         of_norm(norm),
         values.told(anew=True),

@@ -52,9 +52,9 @@ def takes(x: Tensor) -> bool:
     return LIBRARY is not None and x.dtype is torch.float32 and x.is_cpu
 
 
-def reads(t: Tensor) -> bool:
-    """Whether they can read a tensor where it lies."""
-    return takes(t) and t.is_contiguous()
+def reads(*tensors: Tensor) -> bool:
+    """Whether they can read tensors where they lie."""
+    return LIBRARY is not None and all(t.dtype is torch.float32 and t.is_cpu and t.is_contiguous() for t in tensors)
 
 
 def fits(x: Tensor, y: Tensor) -> bool:

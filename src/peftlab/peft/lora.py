@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -240,12 +241,15 @@ class LoRARows:
     rows: Sequence[LoRALinear | None]
     size: int
 
-    @property
-    def low_ranks(self) -> list[LowRank | None]:
-        """Of each row, for a linear map that adds them itself."""
+    @cached_property
+    def changes(self) -> native.Changes | None:
+        """What a linear map is told that adds them itself; None where not all can be read."""
+        place = {row: i for i, row in enumerate(dict.fromkeys(row for row in self.rows if row is not None))}
         # `row.A` would be `Module.__getattr__`, a fiftieth of the whole pass where rows are many
-        of = [None if row is None else (row._parameters["A"], row._parameters["B"], row.scale) for row in self.rows]
-        return [None if row is None else LowRank(*row) for row in of]  # type: ignore[arg-type]
+        members: list[Any] = [(row._parameters["A"], row._parameters["B"], row.scale) for row in place]
+        if not native.reads(*(A for A, _, _ in members), *(B for _, B, _ in members)):
+            return None
+        return native.Changes(members, [-1 if row is None else place[row] for row in self.rows])
 
     def __call__(self, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self.like.stacked(self.rows, self.size)(x, y, weight, bias)
