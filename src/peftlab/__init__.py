@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from peftlab.data.batch import Batch as Batch
     from peftlab.data.tokenizer import Tokenizer as Tokenizer
     from peftlab.errors import UserError as UserError
+    from peftlab.loading import load as load
     from peftlab.models.base import Base as Base
-    from peftlab.models.base import load as load
     from peftlab.models.encoder import Encoder as Encoder
     from peftlab.models.encoder import EncoderConfig as EncoderConfig
     from peftlab.models.heads import Classifier as Classifier
@@ -78,7 +78,7 @@ WHERE = {
     "detach": "peftlab.peft.attach",
     "fold": "peftlab.peft.attach",
     "freeze": "peftlab.peft.attach",
-    "load": "peftlab.models.base",
+    "load": "peftlab.loading",
     "load_adapter": "peftlab.peft.formats",
     "merge": "peftlab.peft.attach",
     "save_adapter": "peftlab.peft.formats",

@@ -21,7 +21,7 @@ from huggingface_hub import close_session
 
 from peftlab.data import sources
 from peftlab.data.files import MANIFEST, check_manifest
-from peftlab.data.sources import BASES, DATASETS, Source, fetch_base, fetch_data
+from peftlab.data.sources import BASES, DATASETS, Source, fetch_base, fetch_data, kept_base
 from peftlab.errors import UserError
 
 TINY = {
@@ -233,6 +233,17 @@ def test_a_hub_that_states_another_file_than_the_pinned_one_is_refused(
         fetch_base("tiny")
     assert read(cache) == {}
     assert "warning: config.json of the hub lab/tiny does not match its SHA-256" in capfd.readouterr().err
+
+
+def test_a_base_is_kept_where_it_was_fetched_and_is_whole(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BASES, "tiny", Source("", pins(TINY), hub="lab/tiny"))
+    assert [kept_base(name) for name in ("tiny", "lab/tiny", "", "..")] == [None] * 4
+    assert hub.requests == []
+    folder = fetch_base("tiny")
+    assert kept_base("tiny") == folder
+    (folder / "config.json").write_bytes(b"{}")
+    assert kept_base("tiny") is None
+    assert read(fetch_base("tiny")) == TINY
 
 
 def test_a_connection_that_is_cut_leaves_nothing(hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from typing import Any
 from peftlab.errors import UserError
 
 MANIFEST = "peftlab-manifest.json"
+PART = 1 << 22
+"""bytes that are hashed at once: of small parts a thread waits for its turn before each"""
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 """what the system says when a disk is full, read-only or broken"""
 UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -111,8 +113,11 @@ def is_inside(name: str) -> bool:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest, part = hashlib.sha256(), memoryview(bytearray(PART))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(part):
+            digest.update(part[:size])
+    return digest.hexdigest()
 
 
 def read_object(path: Path, missing: str = "") -> dict[str, Any]:

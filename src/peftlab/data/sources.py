@@ -141,6 +141,12 @@ def fetch_base(name: str) -> Path:
     return next((inner for inner in trained if (inner / "config.json").is_file()), folder)
 
 
+def kept_base(name: str) -> Path | None:
+    """The folder of a base by a short name that was fetched before and is whole; None: `fetch_base` has more to do."""
+    source, folder = BASES.get(name), cache_folder() / "base" / name
+    return folder if source is not None and folder.is_dir() and _damage(folder, source) is None else None
+
+
 def fetch_data(name: str, advice: str = "") -> Path:
     """The folder of a data set's files; a path to a file or folder that is there is returned as it is.
 
