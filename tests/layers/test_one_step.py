@@ -37,6 +37,35 @@ def changed(layer: Attention, targets: str) -> PostNorm:
     return residual
 
 
+@pytest.mark.parametrize("integers", [False, True])
+@pytest.mark.parametrize(("B", "T"), [(7, 37), (40, 5), (90, 1), (2, 3)])
+def test_changes_that_differ_from_row_to_row_are_added_inside(B, T, integers):
+    D, H = 400, 4  # more inputs than int16 sums at once
+    x, which = torch.randn(B, T, D), [b % 4 - 1 for b in range(B)]
+
+    def part(changed: bool):
+        members = [(torch.randn(r, D) / 20, torch.randn(D, r) / 4, 0.5 + 1 / r) for r in (1, 4, 30)] if changed else []
+        return torch.randn(D, D) / 20, torch.randn(D), members
+
+    def exact(given, W, b, members):
+        y = given.double() @ W.double().mT + b.double()
+        for row, i in enumerate(which):
+            if members and i >= 0:
+                A, B, factor = members[i]
+                y[row] += given[row].double() @ A.double().mT @ B.double().mT * factor
+        return y
+
+    parts = [part(changed) for changed in (True, False, True, True)]
+    q, k, v = (exact(x, *of).view(B, T, H, -1).transpose(1, 2) for of in parts[:3])
+    mixed = ((q @ k.mT * 0.1).softmax(-1) @ v).transpose(1, 2).flatten(2)
+    maps = [(W, b, None, native.Changes(members, which) if members else None) for W, b, members in parts]
+    none = native.Dropped(0, None)
+    with torch.no_grad(), native.computing(integers=integers):
+        found, *_ = native.attended(x, maps, None, native.Asked(H, 0.1, None), None, none, none, False)
+    expected = exact(mixed, *parts[3])
+    assert (found - expected).norm() < (5e-3 if integers else 1e-5) * expected.norm()
+
+
 @pytest.mark.parametrize("targets", ["", "qv", "o", "qkvo"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_with_frozen_weights_and_its_norm_are_one_step(targets, masked):

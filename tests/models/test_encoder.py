@@ -117,12 +117,16 @@ def test_sites_have_canonical_addresses_and_filling_them_changes_no_key_of_the_b
 
     for site in model.sites().values():
         site.put("mine", Nothing())
-        site.put("keys", Nothing())  # a name that a ModuleDict has as an attribute
+        site.put("keys", Nothing())  # names that a ModuleDict and a site have as attributes
+        site.put("groups", Nothing())
     assert list(model.base_state()) == keys
-    assert set(model.state_dict()) - set(keys) == {k for k in model.state_dict() if ".mine." in k or ".keys." in k}
+    assert set(model.state_dict()) - set(keys) == {
+        k for k in model.state_dict() if {"mine", "keys", "groups"} & {*k.split(".")}
+    }
     for site in model.sites().values():
         site.remove("mine")
         site.remove("keys")
+        site.remove("groups")
     assert list(model.state_dict()) == keys
 
 

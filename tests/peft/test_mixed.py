@@ -146,6 +146,7 @@ def test_real_weights_in_single_precision(minilm, kernels):
     assert mixed.logits[-1] is None
 
 
+@pytest.mark.skipif(native.LIBRARY is None, reason="the kernels were not built, or this is not AVX2")
 @pytest.mark.parametrize("integers", [False, True])
 def test_loras_of_many_ranks_are_added_inside_a_sublayer(minilm, integers, monkeypatch):
     monkeypatch.setattr(native, "TALL", True)

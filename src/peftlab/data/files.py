@@ -113,7 +113,7 @@ def is_inside(name: str) -> bool:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
-    digest, part = hashlib.sha256(), memoryview(bytearray(PART))
+    digest, part = hashlib.sha256(), memoryview(bytearray(min(PART, path.stat().st_size + 1)))
     with path.open("rb", buffering=0) as file:
         while size := file.readinto(part):
             digest.update(part[:size])

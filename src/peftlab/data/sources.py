@@ -143,8 +143,10 @@ def fetch_base(name: str) -> Path:
 
 def kept_base(name: str) -> Path | None:
     """The folder of a base by a short name that was fetched before and is whole; None: `fetch_base` has more to do."""
-    source, folder = BASES.get(name), cache_folder() / "base" / name
-    return folder if source is not None and folder.is_dir() and _damage(folder, source) is None else None
+    if (source := BASES.get(name)) is None:
+        return None
+    folder = _place("base", name)
+    return folder if folder.is_dir() and _damage(folder, source) is None else None
 
 
 def fetch_data(name: str, advice: str = "") -> Path:
@@ -195,7 +197,7 @@ def _fetch(what: str, name: str, table: Mapping[str, Source], hub_type: HubType,
         problem = f"{unknown(what, name, table)}, and it is neither a path that exists nor a hub id (owner/name)"
         raise UserError(f"{problem}{advice and ': '}{advice}")
 
-    folder = cache_folder() / what / name.replace("/", "--")
+    folder = _place(what, name)
     if folder.is_dir():
         damage = _damage(folder, source)
         if damage is None:
@@ -207,6 +209,11 @@ def _fetch(what: str, name: str, table: Mapping[str, Source], hub_type: HubType,
     except OSError as error:
         raise UserError(f"cannot write the cache {folder} ({error}): set PEFTLAB_CACHE to another folder") from error
     return folder
+
+
+def _place(what: str, name: str) -> Path:
+    """Where something is kept that was fetched by a name."""
+    return cache_folder() / what / name.replace("/", "--")
 
 
 def _damage(folder: Path, source: Source) -> str | None:

@@ -152,7 +152,7 @@ class Linear(nn.Linear):
             again = torch.is_grad_enabled() or native.keeps(self.weight, x)
             return LowRankProduct.apply(x, frozen.weight, frozen.bias, *frozen.change, again)
         y = product(x, self.weight, self.bias)
-        changes = None if torch.is_grad_enabled() or not native.fits(x, y) else self.site.changes(route)
+        changes = self.site.changes(route) if native.fits(x, y) else None
         if changes is not None:
             native.add_changes(y, x, changes)
             return y
@@ -181,13 +181,15 @@ class Linear(nn.Linear):
         """The same, where it does not learn itself and our own kernels can compute it; where nothing learns rows may
         differ.
         """
-        changes = None if torch.is_grad_enabled() else self.site.changes(route)
+        if self.learns:
+            return None
+        changes = self.site.changes(route)
         found = self.map(route) if changes is None else Map(self.weight, self.bias, None, changes)
-        if self.learns or found is None:
+        if found is None:
             return None
         frozen = FrozenMap(*found)
         given = frozen.weight, *frozen.learned, *(() if frozen.bias is None else (frozen.bias,))
-        return frozen if all(native.takes(t) and t.is_contiguous() for t in given) else None
+        return frozen if native.reads(*given) else None
 
     def reset_parameters(self) -> None:
         """Torch's own, but not on the meta device: nothing is to be filled there, and torch would load its compiler."""

@@ -88,13 +88,13 @@ class Site(nn.ModuleDict):
     def put(self, name: str, addition: Addition) -> None:
         """Place an addition. Past `add_module`, which refuses names that a ModuleDict has as attributes (`keys`)."""
         self._modules[name] = addition
-        self.groups = {}
+        self.groups.clear()
 
     def remove(self, name: str) -> None:
         """Take an addition away again."""
         del self._modules[name]
         self.active = tuple(other for other in self.active if other != name)
-        self.groups = {}
+        self.groups.clear()
 
     def idle(self, route: Route | None) -> bool:
         """Whether nothing acts, and the site need not be asked: most are empty, and a call takes longer than this."""
@@ -120,7 +120,7 @@ class Site(nn.ModuleDict):
         rows = [None if name is None else self.get(name) for name in names]
         of = [None if row is None else row.group for row in rows]
         if stable and not self.groups:  # looking through a thousand takes long
-            self.groups = grouped(self.values())
+            self.groups.update(grouped(self.values()))
         groups = self.groups if stable else grouped(dict.fromkeys(row for row in rows if row is not None))
         return tuple(
             group.like.mixed([row if its == key else None for row, its in zip(rows, of, strict=True)], group.size)
@@ -175,8 +175,10 @@ class LinearSite(Site):
         return y
 
     def changes(self, route: Route | None) -> native.Changes | None:
-        """Each row's change of low rank, where these are all that acts and our own kernels can add them."""
-        acting = () if route is None else self.acting(route)
+        """Each row's change of low rank, where these are all that acts and our own kernels can add them, which they do
+        without gradients.
+        """
+        acting = () if route is None or torch.is_grad_enabled() else self.acting(route)
         return getattr(acting[0], "changes", None) if len(acting) == 1 else None
 
 

@@ -144,12 +144,12 @@ def base_fingerprint(name: str | Path) -> str:
 
 
 def load(name: str | Path) -> Base:
-    """A base by short name (`minilm`), folder, or hub id (`owner/name`), in evaluation mode."""
+    """`peftlab.load`, for those who have torch already."""
     return open_base(name, fetch_base(str(name)))
 
 
 def open_base(name: str | Path, folder: Path) -> Base:
-    """The same, of a name's folder."""
+    """The base of that name, whose files are in the folder."""
     if folder.is_relative_to(Path(name).expanduser()):  # a path; what was fetched by a name is checked already
         check_manifest(folder)
     model, family, settings = load_checkpoint(folder)

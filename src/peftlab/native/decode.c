@@ -10,7 +10,7 @@ enum { WORTH = 16384 };
 
 typedef struct {
     const float *weight;
-    const kept *packed;
+    const panels *packed;
     const float *bias;
     long outputs, inputs;
 } map;

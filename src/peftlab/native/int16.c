@@ -190,7 +190,7 @@ static void block_of(const int16_product *p, const float *x, float *y, long m, l
     static __thread int16_t a[BLOCK * DEPTH] __attribute__((aligned(64)));
     static __thread float of_a[BLOCK];
     long N = p->N, K = p->K;
-    parts w = parts_of((void *)p->w->panels, K, N);
+    parts w = parts_of((void *)p->w->at, K, N);
     for (long k = 0; k < K; k += DEPTH) {
         long depth = least(DEPTH, K - k), pairs = even(depth) / 2;
         int last = k + DEPTH >= K;

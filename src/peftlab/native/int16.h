@@ -13,10 +13,11 @@ long int16_size(long rows, long columns);
 void int16_pack(const float *w, long N, long K, int across, void *packed);
 
 /* y [M, N] = x [M, K] · a matrix of integers + bias, which may be NULL. `passing`: y, which the next product has as its x, is of no
-   use to anyone else, and is lost. `changes` are added where they are not NULL. */
+   use to anyone else, and is lost. `changes`, where they are not NULL,
+   are added last, and so not beside `gelu` or `times`. */
 typedef struct {
     const float *x;
-    const kept *w;
+    const panels *w;
     const float *bias;
     float *y;
     long N, K;

@@ -1,6 +1,7 @@
-/* Changes of low rank that differ from text to text of a batch, added to what a frozen matrix gave: of text b
+/* Changes of low rank that differ from text to text of a batch, added to what a matrix gave that is the same for all: of text b
    y[b] += (x[b] Aᵀ · factor) Bᵀ. The matrices are read where they lie: to gather them takes nearly as long as to multiply by
-   them. x is [M, K] and y [M, N] with the tokens of all texts. */
+   them. x is [M, K] and y [M, N] with the tokens of all texts. Of a rank that `linear` does not take for thin, the last bits depend
+   on where a text is cut. */
 
 #include "mixed.h"
 

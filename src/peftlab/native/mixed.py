@@ -29,7 +29,7 @@ class Told(Structure):
 
 class Changes:
     """What each row adds: `which` of the members (A [r, K], B [N, r], factor), or nothing where that is negative. The
-    matrices lie row by row. All is told of a thousand members in some milliseconds, as it is for each batch.
+    matrices lie row by row. Made anew for each batch: it knows where they lie now.
     """
 
     def __init__(self, members: Sequence[Change], which: Sequence[int]) -> None:

@@ -29,7 +29,7 @@ typedef struct {
     const float *at;
     long wide;
     int across;
-    const kept *packed;
+    const panels *packed;
 } matrix;
 
 static void pack_panel(matrix w, long n, int width, long k, long depth, float *b) {
@@ -55,7 +55,7 @@ static void columns_of(operand x, matrix w, const float *bias, float *y, long ab
                 float begun[NR] = {0};
                 if (bias) memcpy(begun, bias + n, sizeof(float) * width);
                 const float *a = x.at + m * x.row + k * x.step;
-                const float *panel = w.packed ? (const float *)w.packed->panels + n * K + k * NR : b + (n - from) * depth;
+                const float *panel = w.packed ? (const float *)w.packed->at + n * K + k * NR : b + (n - from) * depth;
                 const float *start = piece || then.onto ? NULL : begun;
                 rows_of(rows, a, x.row, x.step, panel, depth, y + m * N + n, N, start, width);
             }
@@ -143,27 +143,27 @@ static void thin(const float *x, const float *w, const float *bias, float *y, lo
 EXPORT long packed_size(long N, long K, int across, int integers) {
     long columns = across ? K : N, depth = across ? N : K;
     long numbers = (columns + NR - 1) / NR * NR * depth * (long)sizeof(float);
-    return (long)sizeof(kept) + (integers ? int16_size(depth, columns) : numbers);
+    return (long)sizeof(panels) + (integers ? int16_size(depth, columns) : numbers);
 }
 
-EXPORT void pack(const float *w, long N, long K, int across, int integers, kept *packed) {
+EXPORT void pack(const float *w, long N, long K, int across, int integers, panels *packed) {
     long columns = across ? K : N, depth = across ? N : K;
     packed->integers = integers;
     if (integers) {
-        int16_pack(w, N, K, across, packed->panels);
+        int16_pack(w, N, K, across, packed->at);
         return;
     }
 #pragma omp parallel for schedule(static)
     for (long n = 0; n < columns; n += NR)
-        pack_panel((matrix){w, K, across, NULL}, n, (int)least(NR, columns - n), 0, depth, (float *)packed->panels + n * depth);
+        pack_panel((matrix){w, K, across, NULL}, n, (int)least(NR, columns - n), 0, depth, (float *)packed->at + n * depth);
 }
 
 /* Whether `linear` computes M rows with a packed matrix of N columns in integers; what packs by the way does at any size. */
-int in_integers(const kept *packed, long M, long N) { return packed && packed->integers && M > FEW && N > NARROW; }
+int in_integers(const panels *packed, long M, long N) { return packed && packed->integers && M > FEW && N > NARROW; }
 
 /* Below, `packed` is w as `pack` leaves it, or NULL. */
 
-EXPORT void linear(const float *x, const float *w, const kept *packed, const float *bias, float *y, long M, long N,
+EXPORT void linear(const float *x, const float *w, const panels *packed, const float *bias, float *y, long M, long N,
                    long K) {
     if (M <= FEW || N <= NARROW)
         thin(x, w, bias, y, M, N, K);
@@ -172,13 +172,13 @@ EXPORT void linear(const float *x, const float *w, const kept *packed, const flo
 }
 
 /* y = GELU(x wᵀ + b), and its slope in `slope` where that is not NULL */
-EXPORT void linear_gelu(const float *x, const float *w, const kept *packed, const float *bias, float *y, float *slope,
+EXPORT void linear_gelu(const float *x, const float *w, const panels *packed, const float *bias, float *y, float *slope,
                         long M, long N, long K) {
     many((operand){x, K, 1}, (matrix){w, K, 0, packed}, bias, y, M, N, K, (after){.gelu = 1, .slope = slope});
 }
 
 /* dx[M, K] = g[M, N] · w[N, K], number by number times `slope` where that is not NULL */
-EXPORT void linear_input(const float *g, const float *w, const kept *packed, const float *slope, float *dx, long M,
+EXPORT void linear_input(const float *g, const float *w, const panels *packed, const float *slope, float *dx, long M,
                          long N, long K) {
     many((operand){g, N, 1}, (matrix){w, K, 1, packed}, NULL, dx, M, K, N, (after){.times = slope});
 }
@@ -189,7 +189,7 @@ EXPORT void add_linear(const float *x, const float *w, float *y, long M, long N,
 }
 
 /* dx += g w */
-EXPORT void add_linear_input(const float *g, const float *w, const kept *packed, float *dx, long M, long N, long K) {
+EXPORT void add_linear_input(const float *g, const float *w, const panels *packed, float *dx, long M, long N, long K) {
     many((operand){g, N, 1}, (matrix){w, K, 1, packed}, NULL, dx, M, K, N, (after){.onto = 1});
 }
 

@@ -12,7 +12,7 @@
    from text to text, or NULL; beside them nothing learns. Gradients that are NULL are not wanted. */
 typedef struct {
     const float *w;
-    const kept *packed;
+    const panels *packed;
     const float *bias, *A, *B;
     long N, K, rank;
     float factor;

@@ -72,21 +72,22 @@ declare("fed_forward", *[c_void_p] * 7, c_int, c_void_p, c_long)
 declare("fed_forward_back", *[c_void_p] * 6, c_int, *[c_void_p] * 4, c_long)
 
 
-def ahead(maps: Sequence[Map], panels: Sequence[Tensor], rows: Sequence[Any]) -> Any:
+def ahead(maps: Sequence[Map], panels: Sequence[Tensor], mixed: Sequence[Any]) -> Any:
     """Maps that are to be applied, and what C is told of their changes from row to row."""
     told = (Told * len(maps))()
-    for i, ((weight, bias, change, _), panel, changes) in enumerate(zip(maps, panels, rows, strict=True)):
+    for i, ((weight, bias, change, _), panel, rows) in enumerate(zip(maps, panels, mixed, strict=True)):
         A, B, factor = change or (None, None, 1.0)
         rank = 0 if A is None else A.shape[0]
-        thin, mixed = (address(A), address(B)), None if changes is None else addressof(changes)
-        told[i] = Told(weight.data_ptr(), panel.data_ptr(), address(bias), *thin, *weight.shape, rank, factor, mixed)
+        thin, changes = (address(A), address(B)), None if rows is None else addressof(rows)
+        told[i] = Told(weight.data_ptr(), panel.data_ptr(), address(bias), *thin, *weight.shape, rank, factor, changes)
     return told
 
 
 def back(maps: Sequence[Map], panels: Sequence[Tensor | None], rooms: Sequence[Room]) -> Any:
     """Maps whose gradients are wanted where there is room for them: for dA and dB, or without a change for db."""
     told = (Told * len(maps))()
-    for i, ((weight, _, change, _), panel, room) in enumerate(zip(maps, panels, rooms, strict=True)):
+    for i, ((weight, _, change, changes), panel, room) in enumerate(zip(maps, panels, rooms, strict=True)):
+        assert changes is None
         given = weight.data_ptr(), address(panel), None
         if change is None:
             of_bias = address(room[0]) if room else None

@@ -26,7 +26,7 @@ SWITCH = Switch()
 
 @contextmanager
 def computing(on: bool = True, again: bool = False, integers: bool = False) -> Iterator[None]:
-    """In this thread the kernels compute what fits them; `again`: with the same frozen weights again and again;
+    """In this thread the kernels compute what fits them; `again`: with the same weights again and again;
     `integers`: products with weights that they keep are in 16-bit integers.
     """
     before = SWITCH.on, SWITCH.again, SWITCH.integers

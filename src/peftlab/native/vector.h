@@ -203,18 +203,18 @@ typedef struct {
 /* A matrix kept as products want it: in panels of numbers (product.c), or of integers (int16.c). */
 typedef struct {
     long integers;
-    char panels[] __attribute__((aligned(64)));
-} kept;
+    char at[] __attribute__((aligned(64)));
+} panels;
 
 /* The kernels that others are made of. */
-int in_integers(const kept *packed, long M, long N);
-void linear(const float *x, const float *w, const kept *packed, const float *bias, float *y, long M, long N, long K);
-void linear_gelu(const float *x, const float *w, const kept *packed, const float *bias, float *y, float *slope, long M,
+int in_integers(const panels *packed, long M, long N);
+void linear(const float *x, const float *w, const panels *packed, const float *bias, float *y, long M, long N, long K);
+void linear_gelu(const float *x, const float *w, const panels *packed, const float *bias, float *y, float *slope, long M,
                  long N, long K);
-void linear_input(const float *g, const float *w, const kept *packed, const float *slope, float *dx, long M, long N, long K);
+void linear_input(const float *g, const float *w, const panels *packed, const float *slope, float *dx, long M, long N, long K);
 void linear_weight(const float *g, const float *x, float *dw, long M, long N, long K);
 void add_linear(const float *x, const float *w, float *y, long M, long N, long K);
-void add_linear_input(const float *g, const float *w, const kept *packed, float *dx, long M, long N, long K);
+void add_linear_input(const float *g, const float *w, const panels *packed, float *dx, long M, long N, long K);
 int attend(heads q, heads k, heads v, into mixed, const shape *s);
 int attend_back(heads q, heads k, heads v, heads g, into dq, into dk, into dv, const shape *s);
 void draw_kept(const uint64_t *seeds, long cut, uint8_t *keep, long n);

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -241,7 +240,7 @@ class LoRARows:
     rows: Sequence[LoRALinear | None]
     size: int
 
-    @cached_property
+    @property
     def changes(self) -> native.Changes | None:
         """What a linear map is told that adds them itself; None where not all can be read."""
         place = {row: i for i, row in enumerate(dict.fromkeys(row for row in self.rows if row is not None))}

@@ -60,7 +60,7 @@ def tiles() -> bool:
 
 def computing_in(precision: str, device: torch.device, again: bool = False) -> AbstractContextManager[object]:
     """In bf16 matrix products run in it, while weights, norms, losses and the optimizer stay in fp32; for others on a
-    processor there are kernels of our own, which keep frozen weights as they want them where they compute `again`.
+    processor there are kernels of our own, which keep weights as they want them where they compute `again`.
     """
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
