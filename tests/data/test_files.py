@@ -9,7 +9,6 @@ import pytest
 
 from peftlab.data.files import (
     MANIFEST,
-    PART,
     check_manifest,
     make_folder,
     manifest,
@@ -112,13 +111,6 @@ def test_the_manifest_states_and_checks_every_named_file(folder: Path) -> None:
     expected = {"a.json": hashlib.sha256(b"{}").hexdigest(), "part/b.bin": hashlib.sha256(b"\x01").hexdigest()}
     assert json.loads((folder / MANIFEST).read_text()) == {"sha256": expected}
     assert check_manifest(folder) == expected
-
-
-@pytest.mark.parametrize("size", [0, 1, PART - 1, PART, 2 * PART + 7])
-def test_a_file_is_hashed_part_by_part(tmp_path: Path, size: int) -> None:
-    content = os.urandom(size)
-    (tmp_path / "file").write_bytes(content)
-    assert sha256(tmp_path / "file") == hashlib.sha256(content).hexdigest()
 
 
 def test_a_folder_without_a_manifest_vouches_for_nothing(tmp_path: Path) -> None:

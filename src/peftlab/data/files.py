@@ -23,8 +23,6 @@ from typing import Any
 from peftlab.errors import UserError
 
 MANIFEST = "peftlab-manifest.json"
-PART = 1 << 22
-"""bytes that are hashed at once: of small parts a thread waits for its turn before each"""
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG}
 """what the system says when a disk is full, read-only or broken"""
 UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
@@ -113,11 +111,8 @@ def is_inside(name: str) -> bool:
 
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
-    digest, part = hashlib.sha256(), memoryview(bytearray(min(PART, path.stat().st_size + 1)))
-    with path.open("rb", buffering=0) as file:
-        while size := file.readinto(part):
-            digest.update(part[:size])
-    return digest.hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_object(path: Path, missing: str = "") -> dict[str, Any]:
