@@ -172,6 +172,23 @@ def test_loras_of_many_ranks_are_added_inside_a_sublayer(minilm, integers, monke
                 assert (base.model(row(b, i)).hidden[0] - alone).abs().max() > 0.02
 
 
+@pytest.mark.skipif(native.LIBRARY is None, reason="the kernels were not built, or this is not AVX2")
+def test_a_route_that_is_held_follows_matrices_that_moved():
+    model, b = small().requires_grad_(False), batch(5, 3)
+    add(model, "lora", METHODS["lora"])
+    with torch.no_grad(), native.computing():
+        route = model.route(["lora", None])
+        before = model(b, route=route).hidden
+        held = [part.data for part in model.parameters()]  # so that nothing else lies where they lay
+        for addition in model.additions("lora").values():
+            for part in addition.parameters():
+                part.data = part.data * 3
+        after = model(b, route=route).hidden
+        assert torch.equal(after, model(b, adapters=["lora", None]).hidden)
+    assert (after[0] - before[0]).abs().max() > 1e-3
+    assert held
+
+
 # — compiled —
 
 
